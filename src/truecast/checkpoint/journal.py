@@ -1,0 +1,124 @@
+"""What a conversion has finished so far, so that the same command can go on after a kill.
+
+``OUT/.truecast/journal.json`` says what run this folder belongs to: source, plan and version. Beside it lies one
+record per finished shard. A record is written after the shard is synced and before it takes its final name, so a
+shard under its final name always has a record. One run at a time: the folder is locked while a run lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from truecast.checkpoint.writer import PARTIAL_SUFFIX, explained, write_file
+from truecast.errors import InputError, RefusedError
+
+FOLDER = ".truecast"
+JOURNAL = "journal.json"
+MANIFEST = "truecast.json"
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """The open journal of one output folder. Use as a context: the lock goes with it.
+
+    ``identity`` maps ``source``, ``plan``, ``version`` (and ``stamps`` of local shards) to what they are in this run.
+    Raises: InputError if ``out`` holds anything that truecast did not write; RefusedError if it belongs to a different
+    source, plan or version, or another run is at work in it.
+    """
+
+    def __init__(self, out: Path, identity: dict[str, Any]) -> None:
+        self.out = out
+        self.folder = out / FOLDER
+        _check_ours(out)
+        with explained(out):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._take_lock()
+            self._claim(identity)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(
+                "another run is writing this folder", where=str(self.out), fix="wait for it to end"
+            ) from None
+        except OSError as error:  # some network file systems have no locks
+            log.warning("%s cannot be locked (%s): make sure that only one run writes it", self.out, error.strerror)
+
+    def _claim(self, identity: dict[str, Any]) -> None:
+        path = self.folder / JOURNAL
+        if not path.exists():
+            write_file(path, _encode(identity))
+            return
+        before = _load(path)
+        different = sorted(k for k in identity.keys() | before.keys() if identity.get(k) != before.get(k))
+        if different:
+            raise RefusedError(
+                f"belongs to a run with a different {' and '.join(different)}",
+                where=str(self.out),
+                fix="convert into another folder, or remove this one and start again",
+            )
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """Records of the shards that stand complete under their final name. Leftovers of a kill are removed."""
+        records: dict[str, dict[str, Any]] = {}
+        for path in sorted((self.folder / "shards").glob("*.json")):
+            record, shard = _load(path), self.out / path.name.removesuffix(".json")
+            if shard.is_file() and shard.stat().st_size == record["bytes"]:
+                records[shard.name] = record
+        for leftover in self.out.glob(f"*{PARTIAL_SUFFIX}"):
+            leftover.unlink()
+        return records
+
+    def clear_records(self) -> None:
+        """Drop the shard records once the manifest holds what they say."""
+        for path in (self.folder / "shards").glob("*"):
+            path.unlink()
+
+
+def write_record(out: Path, shard: str, record: dict[str, Any]) -> None:
+    """Note a finished shard; ``record`` holds at least its size under ``bytes``. Workers call this, each for its own."""
+    write_file(out / FOLDER / "shards" / f"{shard}.json", _encode(record))
+
+
+def _check_ours(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError("is a file, not a folder", where=str(out), fix="choose another output folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / FOLDER).is_dir():
+        raise InputError(
+            "is not empty and truecast did not write it", where=str(out), fix="choose another output folder"
+        )
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError:
+        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again") from None
+    if not isinstance(document, dict):
+        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")
+    return document

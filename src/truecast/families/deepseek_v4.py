@@ -1,0 +1,16 @@
+"""DeepSeek-V4: FP8 attention and shared experts, MXFP4 routed experts w1 (gate), w3 (up), w2 (down)."""
+
+from __future__ import annotations
+
+import re
+
+from truecast.families.base import Family
+
+DEEPSEEK_V4 = Family(
+    name="deepseek_v4",
+    model_types=frozenset({"deepseek_v4"}),
+    telling_name=re.compile(r"^(mtp|layers)\.\d+\.(ffn\.experts\.\d+\.w[123]|attn\.wkv)\."),
+    twins=(("w1", "w3"), ("gate_proj", "up_proj")),
+    renames=((r"^(layers|mtp)\.", r"model.\1."), (r"\.ffn\.", ".mlp."), (r"\.attn\.", ".self_attn.")),
+    fused={"gate_up_proj": ("w1", "w3"), "fused_wqa_wkv": ("wq_a", "wkv")},
+)

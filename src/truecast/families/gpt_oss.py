@@ -1,0 +1,16 @@
+"""gpt-oss: grouped-query attention with sinks, MoE with stacked experts and biases."""
+
+from __future__ import annotations
+
+import re
+
+from truecast.families.base import Family
+
+GPT_OSS = Family(
+    name="gpt_oss",
+    model_types=frozenset({"gpt_oss"}),
+    telling_name=re.compile(r"\.experts\.(gate_up|down)_proj_(blocks|scales)$"),
+    twins=(("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj")),
+    renames=((r"^model\.", ""),),
+    fused={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+)

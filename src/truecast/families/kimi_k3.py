@@ -1,0 +1,30 @@
+"""Kimi-K3 (and Kimi-Linear): KDA and MLA attention, latent MoE with experts w1 (gate), w3 (up), w2 (down)."""
+
+from __future__ import annotations
+
+import re
+
+from truecast.families.base import Family
+
+KIMI_K3 = Family(
+    name="kimi_k3",
+    model_types=frozenset({"kimi_k3", "kimi_linear"}),
+    telling_name=re.compile(r"block_sparse_moe\.routed_expert_(down|up)_proj\."),
+    twins=(("w1", "w3"), ("gate_proj", "up_proj")),
+    renames=(
+        (r"^language_model\.", ""),
+        (r"^(language_model\.)?model\.", r"\1"),
+        (r"\.block_sparse_moe\.", ".mlp."),
+        (r"\.block_sparse_moe$", ".mlp"),
+    ),
+    # SGLang 0.5.17-0.5.23 models/kimi_k3.py and vLLM: runtime modules and what they are made of
+    fused={
+        "gate_up_proj": ("gate_proj", "up_proj"),
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "fused_qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"),
+        "fused_qkvbfg_a_proj": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"),
+        "in_proj_qkvgfab": ("q_proj", "k_proj", "v_proj", "g_proj", "f_a_proj", "b_proj"),
+        "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+        "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+    },
+)

@@ -1,0 +1,112 @@
+"""The vocabulary that all layouts share: a quantized matrix, where its parts lie, and what is to be written for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from truecast.checkpoint.files import ByteFile
+from truecast.checkpoint.header import TensorInfo
+
+U8 = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where one part of a matrix lies: a stored tensor, or one entry of its first axis, and of that every n-th row."""
+
+    tensor: TensorInfo
+    entry: int | None = None
+    row_start: int = 0
+    row_step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One quantized weight matrix ``[rows, cols]`` (out, in), in whatever layout it is stored.
+
+    ``name`` is its module's name as a checkpoint with one module per expert spells it, so that the same matrix has the
+    same name in every layout. ``layout`` is the name of its layout.
+    """
+
+    name: str
+    layout: str
+    rows: int
+    cols: int
+    codes: View
+    scale: View
+    global_scale: View | None = None
+    input_scale: View | None = None
+    bias: View | None = None
+
+    @property
+    def parts(self) -> dict[str, View]:
+        """The stored parts by role, absent ones left out."""
+        views = {role: getattr(self, role) for role in ("codes", "scale", "global_scale", "input_scale", "bias")}
+        return {role: view for role, view in views.items() if view is not None}
+
+    @property
+    def where(self) -> str:
+        """Tensor and file of the codes, for messages."""
+        return self.codes.tensor.where
+
+
+@dataclass(frozen=True, slots=True)
+class OutTensor:
+    """A tensor to be written.
+
+    ``role`` says how its bytes come about: ``copy`` (of ``source``), or, from ``pieces``, one part of each matrix:
+    ``codes``, ``scale``, ``global_scale``, ``input_scale``, ``bias`` or ``weight`` (dequantized). Pieces follow one
+    another along the first axis (experts); the matrices inside one piece are interleaved row by row.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    source: TensorInfo | None = None
+    pieces: tuple[tuple[Matrix, ...], ...] = ()
+    transposed: bool = False
+    """Each piece is written ``[in, out]`` rather than ``[out, in]``."""
+
+
+class Layout(Protocol):
+    """What a module of this room offers for one on-disk dialect."""
+
+    NAME: str
+    FORMAT: str
+    """``mxfp4`` or ``nvfp4``."""
+    DIALECT: str
+
+    def match(self, tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]:
+        """The matrices whose codes this tensor holds, by dtype, shape and siblings; none if it is not of this layout."""
+
+    def emit(self, matrices: Sequence[Matrix], activations: bool) -> Iterator[OutTensor]:
+        """The tensors that store these matrices, in the order in which they should lie."""
+
+    def quantization_config(self, excluded: Sequence[str], activations: bool) -> dict[str, Any]:
+        """``quantization_config`` for config.json; ``excluded`` are the modules left unquantized, as this dialect spells them."""
+
+
+def read_view(view: View, file: ByteFile) -> U8:
+    """Stored bytes of a view, one row of bytes per row of the matrix. Shape: ``[rows, bytes a row]`` uint8.
+
+    A scalar, or one entry of a vector, is a single row.
+    """
+    tensor, shape = view.tensor, view.tensor.shape
+    start, size = tensor.start, tensor.nbytes
+    if view.entry is not None:
+        size //= shape[0]
+        start += view.entry * size
+        shape = shape[1:]
+    data = np.frombuffer(file.read(start, start + size), dtype=np.uint8).reshape(shape[0] if shape else 1, -1)
+    return data if view.row_step == 1 else np.ascontiguousarray(data[view.row_start :: view.row_step])
+
+
+def group_size(layout_format: str) -> int:
+    """Elements along ``in`` that share one scale: 32 for MXFP4, 16 for NVFP4."""
+    return {"mxfp4": 32, "nvfp4": 16}[layout_format]
