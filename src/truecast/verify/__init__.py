@@ -1,6 +1,7 @@
 """The independent proof: two checkpoints read from disk and compared. Shares no code with what wrote them."""
 
+from truecast.verify.against import verify_against
 from truecast.verify.report import Counts, Failure, Inexact, Report
 from truecast.verify.verify import verify
 
-__all__ = ["Counts", "Failure", "Inexact", "Report", "verify"]
+__all__ = ["Counts", "Failure", "Inexact", "Report", "verify", "verify_against"]

@@ -33,7 +33,7 @@ from truecast.checkpoint.writer import write_file
 from truecast.formats import packing
 from truecast.verify.canonical import byte_pairs, expand_pairs
 from truecast.verify.report import Counts
-from truecast.verify.stored import Packed, Stored
+from truecast.verify.stored import Packed, PlainRows, Stored
 
 SCHEMA = "truecast.certificate/1"
 CERTIFICATE = "truecast.certificate.json"
@@ -50,19 +50,14 @@ def tensor_entry(tensor: TensorInfo, sha256: str) -> dict[str, Any]:
     return {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "sha256": sha256}
 
 
-def matrix_entry(source: Packed, out: Stored, stored: Packed | U16, bias: bytes | None, changed: int) -> dict[str, Any]:
-    """Entry of a matrix. ``stored``: the output's side in memory; ``changed``: so many blocks or elements are inexact."""
+def matrix_entry(
+    source: Packed, out: Stored, stored: Packed | PlainRows, bias: bytes | None, changed: int
+) -> dict[str, Any]:
+    """Entry of a matrix. ``stored``: the output's side; ``changed``: so many of its blocks or elements are inexact."""
     out_side: dict[str, Any] = {"layout": out.layout, "sha256": stored_sha256(stored)}
-    if not isinstance(stored, Packed):
-        view = out.parts["weight"]
-        out_side["tensor"] = view.tensor.name
-        if view.entry is not None:
-            out_side |= {
-                "entry": view.entry,
-                "row_start": view.row_start,
-                "row_step": view.row_step,
-                "transposed": True,
-            }
+    out_side |= _place(out) if isinstance(stored, PlainRows) else {}
+    if out.spelling != out.name:
+        out_side["name"] = out.spelling
     if changed:
         out_side["canonical"] = canonical_form(stored)
     entry: dict[str, Any] = {
@@ -78,15 +73,31 @@ def matrix_entry(source: Packed, out: Stored, stored: Packed | U16, bias: bytes 
     return entry
 
 
+def _place(out: Stored) -> dict[str, Any]:
+    """Where a BF16 matrix lies: nothing in the tensor itself tells that it was quantized once."""
+    view = out.main
+    place: dict[str, Any] = {"tensor": view.tensor.name}
+    if "bias" in out.parts:
+        place["bias_tensor"] = out.parts["bias"].tensor.name
+    if view.entry is not None:
+        rows = {"row_start": view.row_start, "row_step": view.row_step}
+        place |= {"entry": view.entry, **rows, "transposed": view.transposed}
+    return place
+
+
 def bias_sha256(bias: bytes) -> str:
     """sha256 of a bias, element after element."""
     return hashlib.sha256(bias).hexdigest()
 
 
-def stored_sha256(matrix: Packed | U16) -> str:
+def stored_sha256(matrix: Packed | PlainRows) -> str:
     """sha256 of the stored bytes, as the head of this module defines them."""
     if not isinstance(matrix, Packed):
-        return hashlib.sha256(matrix.astype("<u2", order="C", copy=False).data).hexdigest()
+        digest = hashlib.sha256()
+        for row in range(0, matrix.stored.rows, 256):
+            rows = matrix.rows(row, min(row + 256, matrix.stored.rows))
+            digest.update(rows.astype("<u2", order="C", copy=False).data)
+        return digest.hexdigest()
     digest = hashlib.sha256(matrix.codes.data)
     digest.update(matrix.scale.data)
     if matrix.global_scale is not None:
@@ -94,7 +105,7 @@ def stored_sha256(matrix: Packed | U16) -> str:
     return digest.hexdigest()
 
 
-def canonical_form(matrix: Packed | U16) -> dict[str, str]:
+def canonical_form(matrix: Packed | PlainRows) -> dict[str, str]:
     """dtype and sha256 of the canonical form, as the head of this module defines it."""
     if not isinstance(matrix, Packed):
         return {"dtype": "BF16", "sha256": stored_sha256(matrix)}

@@ -67,8 +67,8 @@ def same_bytes(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
     return bool(np.array_equal(x, y))
 
 
-def compare_packed(source: Packed, out: Packed, rules: Rules) -> MatrixResult:
-    """Compare one matrix of equal shape on both sides, both 4-bit.
+def compare_packed(source: Packed, out: Packed, rules: Rules, same_codes: bool | None = None) -> MatrixResult:
+    """Compare one matrix of equal shape on both sides, both 4-bit. ``same_codes``: are the packed codes equal, if known.
 
     Raises: InputError for a source with NaN scales or a global scale that is not positive and finite.
     """
@@ -81,10 +81,12 @@ def compare_packed(source: Packed, out: Packed, rules: Rules) -> MatrixResult:
     if g is not None and not (np.isfinite(g) and g > 0):
         result.fail("global_scale", out, "global_scale", f"global scale is {g}; it must be positive and finite", 0, 0)
         return result
-    if _rounded_reciprocal(source, out, rules):
+    if same_codes is None:
+        same_codes = same_bytes(source.codes, out.codes)
+    if _rounded_reciprocal(source, out, rules, same_codes):
         result.counts.inexact_half_blocks = result.counts.half_blocks
         return result
-    suspects = _suspects(source, out)
+    suspects = _suspects(source, out, same_codes)
     if suspects is not None or out.stored.name in rules.inexact:
         _compare_half_blocks(source, out, np.empty(0, np.int64) if suspects is None else suspects, rules, result)
     if rules.canonical:
@@ -103,8 +105,12 @@ def global_exponent(packed: Packed) -> int | None:
 
 def all_zero(packed: Packed) -> bool:
     """Is every code plus or minus zero?"""
-    flat = packed.codes.reshape(-1)
-    return not (flat[:64] & 0x77).any() and not (flat & 0x77).any()
+    if packed.stored.contiguous:  # a look at the first block is nearly always enough
+        start = packed.stored.start
+        first = packed.read(packed.stored.main.tensor.file).read(start, start + 16)
+        if (np.frombuffer(first, dtype=np.uint8) & 0x77).any():
+            return False
+    return not (packed.codes & 0x77).any()
 
 
 @lru_cache(maxsize=512)
@@ -121,7 +127,7 @@ def _expected_bytes(m: int) -> U8:
     return np.array([by_exponent.get(b - e8m0.BIAS - m, 0) if b != e8m0.NAN else 0 for b in range(256)], dtype=np.uint8)
 
 
-def _suspects(source: Packed, out: Packed) -> NDArray[np.int64] | None:
+def _suspects(source: Packed, out: Packed, same_codes: bool) -> NDArray[np.int64] | None:
     """Flat indices of the half blocks that the fast way does not settle; None if it settles all of them."""
     expected: NDArray[np.generic]
     complete = True
@@ -130,7 +136,7 @@ def _suspects(source: Packed, out: Packed) -> NDArray[np.int64] | None:
     elif source.global_scale is None:
         m = global_exponent(out)
         if m is None:
-            return np.arange(source.codes.size // 8)
+            return np.arange(source.half_blocks)
         table = _expected_bytes(m)
         expected = (table.astype(np.uint16) * 257)[source.scale]  # the byte twice: both half blocks of a block
         used = table[int(source.scale.min(initial=e8m0.BIAS)) : int(source.scale.max(initial=0)) + 1]
@@ -138,8 +144,8 @@ def _suspects(source: Packed, out: Packed) -> NDArray[np.int64] | None:
     elif out.global_scale is not None and _same_scale(source, out):
         expected = source.scale
     else:
-        return np.arange(source.codes.size // 8)
-    if complete and same_bytes(expected, out.scale) and same_bytes(source.codes, out.codes):
+        return np.arange(source.half_blocks)
+    if complete and same_codes and same_bytes(expected, out.scale):
         return None
     wanted = np.ascontiguousarray(expected).view(np.uint8).reshape(out.scale.shape)
     differ = source.codes.view(np.uint64).reshape(out.stored.rows, -1) != out.codes.view(np.uint64).reshape(
@@ -151,16 +157,16 @@ def _suspects(source: Packed, out: Packed) -> NDArray[np.int64] | None:
     return np.flatnonzero(differ | np.repeat(bad_scale, out.per_scale, axis=1))
 
 
-def _rounded_reciprocal(source: Packed, out: Packed, rules: Rules) -> bool:
+def _rounded_reciprocal(source: Packed, out: Packed, rules: Rules, same_codes: bool) -> bool:
     """A global scale turned from multiplier to divisor (or back) that float32 cannot hold, as the manifest admits."""
     if source.global_scale is None or out.global_scale is None or _same_scale(source, out):
         return False
     return (
         rules.allow_inexact
-        and rules.rounded.get(out.stored.name) == out.codes.size // 8
+        and rules.rounded.get(out.stored.name) == out.half_blocks
         and source.stored.divides != out.stored.divides
         and bool(out.global_scale == np.float32(1) / source.global_scale)
-        and same_bytes(source.codes, out.codes)
+        and same_codes
         and same_bytes(source.scale, out.scale)
     )
 

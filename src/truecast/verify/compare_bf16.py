@@ -11,7 +11,7 @@ from truecast.verify.canonical import byte_pairs, expand_pairs
 from truecast.verify.compare import MatrixResult, check_source, same_bytes
 from truecast.verify.report import Failure
 from truecast.verify.rules import Rules
-from truecast.verify.stored import Packed, Stored
+from truecast.verify.stored import Packed, PlainRows
 
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
@@ -32,8 +32,8 @@ def inexact_bf16(packed: Packed) -> int:
     return sum(int(flags.view(np.uint16).sum()) for _, flags in _lookup(packed, byte_pairs(inexact.astype(np.uint16))))
 
 
-def compare_bf16(source: Packed, out: Stored, values: U16, rules: Rules) -> MatrixResult:
-    """Compare a 4-bit matrix with its BF16 form. Shape: values ``[rows, cols]`` uint16.
+def compare_bf16(source: Packed, out: PlainRows, rules: Rules) -> MatrixResult:
+    """Compare a 4-bit matrix with its BF16 form.
 
     Every bit pattern must be the correctly rounded one (to nearest even), which is the exact value wherever BF16 has
     it; elements where it has not are allowed only if the manifest says so.
@@ -41,13 +41,13 @@ def compare_bf16(source: Packed, out: Stored, values: U16, rules: Rules) -> Matr
     """
     check_source(source)
     result = MatrixResult()
-    result.counts.matrices, result.counts.elements = 1, values.size
-    result.counts.half_blocks = values.size // 16
-    tensor = out.parts["weight"].tensor
+    result.counts.matrices, result.counts.elements = 1, source.half_blocks * 16
+    result.counts.half_blocks = source.half_blocks
+    tensor = out.stored.main.tensor
     wrong = 0
     first: Failure | None = None
     for row, expected in decode_bf16(source):
-        stored = values[row : row + len(expected)]
+        stored = out.rows(row, row + len(expected))
         if same_bytes(expected, stored):
             continue
         differ = expected.view(np.uint16).reshape(stored.shape) != stored
@@ -62,7 +62,7 @@ def compare_bf16(source: Packed, out: Stored, values: U16, rules: Rules) -> Matr
         result.failures.append(Failure(first.kind, first.file, first.tensor, first.row, first.column, why))
     inexact = inexact_bf16(source)
     result.counts.inexact_elements = inexact
-    if inexact and not (rules.allow_inexact and rules.rounded.get(out.name) == inexact):
+    if inexact and not (rules.allow_inexact and rules.rounded.get(out.stored.name) == inexact):
         why = f"{inexact} values are rounded, which the manifest does not say"
         result.failures.append(Failure("inexact", tensor.file, tensor.name, None, None, why))
     return result

@@ -172,4 +172,6 @@ def _place(
                 view = View(stored, entry if stacked else None, start, len(piece), tensor.transposed)
                 parts[matrix.name][tensor.role] = view
                 shapes[matrix.name] = matrix.rows, matrix.cols
-    return {name: Stored(name, layout, *shapes[name], views) for name, views in parts.items() if "weight" in views}
+    return {
+        name: Stored(name, layout, *shapes[name], views, name) for name, views in parts.items() if "weight" in views
+    }

@@ -12,8 +12,9 @@ from contextlib import ExitStack, contextmanager
 
 from truecast.checkpoint.files import ByteFile, Opener
 
-CHUNK_BYTES = 8 << 20
-"""Plain tensors, and whatever is hashed without being compared, are read in pieces of this size."""
+CHUNK_BYTES = 1 << 20
+"""Files are read in pieces of this size: both sides' pieces stay in the cache while they are hashed and compared, and
+the memory for them is used again rather than returned and faulted in anew."""
 
 _REMEMBERED = 4
 
@@ -80,6 +81,16 @@ class HashingFile(CountingFile):
         """sha256 of the whole file, what was not read yet included."""
         self.advance(self.size)
         return self._digest.hexdigest()
+
+
+def same_ranges(a: ByteFile, a_start: int, b: ByteFile, b_start: int, size: int) -> bool:
+    """Are two ranges equal? Both are read to the end in any case, so that a hash along the way is carried on."""
+    same = True
+    for offset in range(0, size, CHUNK_BYTES):
+        end = min(offset + CHUNK_BYTES, size)
+        if a.read(a_start + offset, a_start + end) != b.read(b_start + offset, b_start + end):
+            same = False
+    return same
 
 
 @contextmanager

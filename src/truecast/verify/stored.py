@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,13 @@ class Stored:
     rows: int
     cols: int
     parts: Mapping[str, View]
+    spelling: str = ""
+    """The module's name as this side spells it; ``name`` is the source's."""
 
     @classmethod
     def of(cls, matrix: Matrix) -> Stored:
         """What recognition found."""
-        return cls(matrix.name, matrix.layout, matrix.rows, matrix.cols, matrix.parts)
+        return cls(matrix.name, matrix.layout, matrix.rows, matrix.cols, matrix.parts, matrix.name)
 
     @property
     def format(self) -> str:
@@ -52,6 +55,11 @@ class Stored:
         return self.parts["weight"] if "weight" in self.parts else self.parts["codes"]
 
     @property
+    def contiguous(self) -> bool:
+        """Do the elements lie in the file row after row, and nothing between?"""
+        return self.main.row_step == 1 and not self.main.transposed
+
+    @property
     def start(self) -> int:
         """Offset in its file at which the elements begin."""
         view = self.main
@@ -60,14 +68,27 @@ class Stored:
         return view.tensor.start + view.entry * (view.tensor.nbytes // view.tensor.shape[0])
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Packed:
-    """A 4-bit matrix in memory. Shapes: codes ``[rows, cols/2]``, scale ``[rows, cols/32 or /16]`` uint8."""
+    """A 4-bit matrix in memory. Shapes: codes ``[rows, cols/2]``, scale ``[rows, cols/32 or /16]`` uint8.
+
+    The codes are read when they are first asked for: often it is known already that they are equal.
+    """
 
     stored: Stored
-    codes: U8
     scale: U8
     global_scale: np.float32 | None
+    read: Read
+
+    @cached_property
+    def codes(self) -> U8:
+        """Packed codes. Shape: ``[rows, cols/2]`` uint8."""
+        return _part(self.stored, "codes", self.read)
+
+    @property
+    def half_blocks(self) -> int:
+        """Groups of 16 elements."""
+        return self.stored.rows * self.stored.cols // 16
 
     @property
     def table(self) -> ValueTable:
@@ -88,10 +109,8 @@ class Packed:
 
 
 def load_packed(stored: Stored, read: Read) -> Packed:
-    """Read codes, scale and global scale."""
-    codes = _part(stored, "codes", read)
-    scale = _part(stored, "scale", read)
-    return Packed(stored, codes, scale, load_scalar(stored, "global_scale", read))
+    """Read scale and global scale."""
+    return Packed(stored, _part(stored, "scale", read), load_scalar(stored, "global_scale", read), read)
 
 
 def load_scalar(stored: Stored, role: str, read: Read) -> np.float32 | None:
@@ -106,8 +125,30 @@ def load_bias(stored: Stored, read: Read) -> bytes | None:
     return _part(stored, "bias", read).tobytes() if "bias" in stored.parts else None
 
 
-def load_bf16(stored: Stored, read: Read) -> U16:
-    """BF16 bit patterns. Shape: ``[rows, cols]`` uint16."""
+@dataclass(frozen=True, eq=False, slots=True)
+class PlainRows:
+    """A BF16 matrix, read by rows where it is stored by rows, else held whole."""
+
+    stored: Stored
+    read: Read
+    whole: U16 | None
+
+    def rows(self, first: int, last: int) -> U16:
+        """BF16 bit patterns of rows ``first`` to ``last``. Shape: ``[last - first, cols]`` uint16."""
+        if self.whole is not None:
+            return self.whole[first:last]
+        tensor = self.stored.main.tensor
+        start, width = tensor.start, 2 * self.stored.cols
+        data = self.read(tensor.file).read(start + first * width, start + last * width)
+        return np.frombuffer(data, dtype="<u2").reshape(-1, self.stored.cols)
+
+
+def open_bf16(stored: Stored, read: Read) -> PlainRows:
+    """A BF16 matrix of the output."""
+    return PlainRows(stored, read, None if stored.contiguous else _load_bf16(stored, read))
+
+
+def _load_bf16(stored: Stored, read: Read) -> U16:
     view = stored.parts["weight"]
     tensor, shape = view.tensor, view.tensor.shape
     start, size = stored.start, tensor.nbytes

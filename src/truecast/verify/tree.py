@@ -36,6 +36,8 @@ def open_suspect(location: str | os.PathLike[str], failures: Failures) -> Checkp
     try:
         checkpoint = open_checkpoint(text, lambda error: _note(error, text, failures))
     except InputError as error:
+        if not local and not error.where.endswith(".json"):
+            raise
         _note(error, text, failures)
         return _shards_alone(Path(text), failures) if local and Path(text).is_dir() else _nothing(text)
     _check_total_size(checkpoint, failures, before)
