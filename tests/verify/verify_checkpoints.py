@@ -53,7 +53,9 @@ def plain(rng: np.random.Generator, dtype: str, *shape: int) -> tuple[str, tuple
     return dtype, shape, rng.integers(0, 120, int(np.prod(shape)) * width, dtype=np.uint8).tobytes()
 
 
-def kimi_k3(folder: Path, seed: int = 0, rows: int = 32, cols: int = 64, edit: Callable[[U8, U8], None] | None = None) -> Path:
+def kimi_k3(
+    folder: Path, seed: int = 0, rows: int = 32, cols: int = 64, edit: Callable[[U8, U8], None] | None = None
+) -> Path:
     """Two shards with experts, one with plain tensors only. ``edit`` changes w1 of expert 0 (codes, scales)."""
     rng = np.random.default_rng(seed)
     shards: list[Tensors] = [{}, {}, {}]
@@ -99,8 +101,46 @@ def deepseek_v4(folder: Path, seed: int = 0) -> Path:
                 shards[number][name + ".scale"] = "F8_E8M0", scales.shape, scales.tobytes()
     shards[0]["layers.0.attn.wkv.weight"] = plain(rng, "F8_E4M3", 128, 128)
     shards[0]["layers.0.attn.wkv.scale"] = plain(rng, "F8_E8M0", 1, 1)
-    config = {"model_type": "deepseek_v4", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    config = {
+        "model_type": "deepseek_v4",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
     return write_checkpoint(folder, shards, config)
 
 
 SOURCES = {"kimi_k3": kimi_k3, "gpt_oss": gpt_oss, "deepseek_v4": deepseek_v4}
+
+
+def load_shard(path: Path) -> Tensors:
+    """All tensors of a shard."""
+    raw = path.read_bytes()
+    infos, _ = read_header(lambda a, b: raw[a:b], path.name, len(raw))
+    return {n: (t.dtype, t.shape, raw[t.start : t.end]) for n, t in infos.items()}
+
+
+def rewrite(out: Path, edit: Callable[[Tensors], None]) -> None:
+    """Change the tensors of every shard of an output, and write header and index to match; the manifest goes."""
+    (out / "truecast.json").unlink(missing_ok=True)
+    infos = {}
+    for path in sorted(out.glob("*.safetensors")):
+        tensors = load_shard(path)
+        edit(tensors)
+        header = encode_header(((n, d, s) for n, (d, s, _) in tensors.items()), {"format": "pt"})
+        data = header + b"".join(b for _, _, b in tensors.values())
+        path.write_bytes(data)
+        infos |= read_header(lambda a, b, data=data: data[a:b], path.name, len(data))[0]
+    (out / "model.safetensors.index.json").write_bytes(encode_index(infos))
+
+
+def poke(out: Path, tensor: str, offset: int, data: bytes) -> None:
+    """Overwrite bytes of one tensor in place; nothing else is touched."""
+    for path in out.glob("*.safetensors"):
+        raw = bytearray(path.read_bytes())
+        infos, _ = read_header(lambda a, b, raw=raw: bytes(raw[a:b]), path.name, len(raw))
+        if tensor in infos:
+            start = infos[tensor].start + offset
+            assert start + len(data) <= infos[tensor].end
+            raw[start : start + len(data)] = data
+            path.write_bytes(raw)
+            return
+    raise KeyError(tensor)
