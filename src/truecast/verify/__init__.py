@@ -2,6 +2,6 @@
 
 from truecast.verify.against import verify_against
 from truecast.verify.report import Counts, Failure, Inexact, Report
-from truecast.verify.proof import verify
+from truecast.verify.verify import verify
 
 __all__ = ["Counts", "Failure", "Inexact", "Report", "verify", "verify_against"]
