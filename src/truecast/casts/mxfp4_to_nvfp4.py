@@ -7,6 +7,7 @@ requantized, if the caller allows it, to the pair of block scale and codes with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,21 +66,24 @@ def reach_histogram(packed: U8, scales: U8) -> NDArray[np.int64]:
     return exact.reach_histogram(k, exact.magnitude_masks(packed))
 
 
-def cast(packed: U8, scales: U8, m: int) -> tuple[U8, U8, NVFP4Report]:
+def cast(scales: U8, m: int, read_packed: Callable[[], U8]) -> tuple[U8 | None, U8, NVFP4Report]:
     """Cast one matrix under global scale 2^m.
 
-    Shapes: packed ``[N, K/2]``, scales ``[N, K/32]`` E8M0 -> packed ``[N, K/2]``, block scales ``[N, K/16]`` E4M3.
-    The packed result is the input array itself where no code changed.
+    Shapes: scales ``[N, K/32]`` E8M0, ``read_packed()`` ``[N, K/2]`` -> packed ``[N, K/2]``, block scales ``[N, K/16]``
+    E4M3. ``read_packed`` is called only where the codes matter; the packed result is None where they stay as they are.
 
     Exact: for every half block that is not in ``report.inexact``. All-zero half blocks keep their codes and get
     ``2^clamp(k-m, -9, 8)``. Byte 255 among the scales is the caller's to refuse.
     """
     block_scales = np.repeat(block_scale_table(m)[scales], 2, axis=-1)
     report = NVFP4Report(half_blocks=block_scales.size)
+    packed = None
     outside = np.argwhere(block_scales == 0)
     if outside.size:
-        packed = packed.copy()
+        packed = read_packed().copy()
         _cast_outside_window(packed, scales, block_scales, outside, m, report)
+        if not report.renormalised and not report.inexact:
+            packed = None
     report.subnormal_scales = int((block_scales < e4m3.pow2_byte(e4m3.MIN_NORMAL_POW2)).sum())
     return packed, block_scales, report
 

@@ -246,7 +246,7 @@ def _read_shard(checkpoint: Checkpoint, name: str, report: Problem) -> None:
         digest = hashlib.sha256()
 
         def read(start: int, end: int) -> bytes:
-            data = file.read(start, end)
+            data = bytes(file.read(start, end))
             digest.update(data)
             return data
 
@@ -301,7 +301,7 @@ def _read_whole(file: ByteFile, where: str, limit: int) -> bytes:
     try:
         if file.size > limit:
             raise InputError(f"{file.size} bytes are more than the {limit} that such a file may have", where=where)
-        return file.read(0, file.size)
+        return bytes(file.read(0, file.size))
     finally:
         file.close()
 

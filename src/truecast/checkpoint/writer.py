@@ -12,7 +12,7 @@ from pathlib import Path
 from truecast.errors import InputError, RefusedError
 
 PARTIAL_SUFFIX = ".partial"
-_COPY_BYTES = 16 << 20
+_COPY_BYTES = 1 << 20
 
 
 class FileWriter:

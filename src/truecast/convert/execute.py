@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from truecast import __version__
+from truecast.checkpoint.files import stream
 from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal, encode_json
 from truecast.checkpoint.source import Checkpoint, open_checkpoint, open_shards
 from truecast.checkpoint.writer import FileWriter, explained, write_file
@@ -17,7 +18,6 @@ from truecast.convert.configs import GENERATED, small_files
 from truecast.convert.manifest import build_manifest, encode_manifest, load_manifest
 from truecast.convert.plan import Plan, ShardPlan, Target, plan
 from truecast.convert.pool import run_jobs
-from truecast.convert.produce import CHUNK_BYTES
 from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, scan
 from truecast.convert.shard import ShardJob, write_shard
@@ -167,8 +167,8 @@ def _copy_auxiliary(source: Checkpoint, folder: Path) -> dict[str, dict[str, Any
                 path.parent.mkdir(parents=True, exist_ok=True)
             writer = FileWriter(path)
             try:
-                for position in range(0, file.size, CHUNK_BYTES):
-                    writer.write(file.read(position, min(position + CHUNK_BYTES, file.size)))
+                for data in stream(file, 0, file.size):
+                    writer.write(data)
                 size, sha256 = writer.position, writer.commit()
             except BaseException:
                 writer.abort()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import LocalFile
+from truecast.checkpoint.files import ByteFile, LocalFile, stream
 from truecast.checkpoint.journal import write_record
 from truecast.checkpoint.source import shard_path, stamp
 from truecast.checkpoint.writer import FileWriter
 from truecast.convert.plan import ShardPlan
-from truecast.convert.produce import CHUNK_BYTES, Producer
+from truecast.convert.produce import Producer
 from truecast.convert.reading import SourceFiles
 from truecast.errors import RefusedError
 
@@ -74,12 +74,12 @@ def _write_tensors(job: ShardJob, writer: FileWriter) -> dict[str, Any]:
     }
 
 
-def _copy_whole(file: Any, writer: FileWriter) -> None:
+def _copy_whole(file: ByteFile, writer: FileWriter) -> None:
     if isinstance(file, LocalFile):
         writer.copy_from(file.fd, file.size)
         return
-    for position in range(0, file.size, CHUNK_BYTES):
-        writer.write(file.read(position, min(position + CHUNK_BYTES, file.size)))
+    for data in stream(file, 0, file.size):
+        writer.write(data)
 
 
 def _check_source_unchanged(job: ShardJob) -> None:

@@ -1,0 +1,53 @@
+"""The ``truecast`` command: registration and exit codes, nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from truecast import __version__
+from truecast.cli import convert, inspect, plan
+from truecast.cli.output import print_error
+from truecast.errors import TruecastError
+
+VERBS = (inspect, plan, convert)
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 done, 1 claim fails, 2 bad input, 3 refused, 130 interrupted."""
+    args = build_parser().parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, level=logging.ERROR if args.quiet else logging.WARNING, format="%(message)s")
+    try:
+        return int(args.run(args))
+    except TruecastError as error:
+        print_error(args, str(error), error.exit_code)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print_error(args, "interrupted; the same command goes on from here", INTERRUPTED)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of stdout has left: say nothing more
+        return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every verb registered."""
+    parser = argparse.ArgumentParser(
+        prog="truecast", description="Recast very large 4-bit MoE checkpoints, and prove what changed and what did not."
+    )
+    parser.add_argument("--version", action="version", version=f"truecast {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in VERBS:
+        sub = verbs.add_parser(verb.NAME, help=verb.HELP, description=verb.HELP)
+        verb.add_arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
+        sub.add_argument("--quiet", action="store_true", help="print no progress and no warnings")
+        sub.set_defaults(run=verb.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
