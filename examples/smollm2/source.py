@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,9 @@ class Source:
     reader: Any
 
     @classmethod
+    @lru_cache(maxsize=1)
     def open(cls, path: Path) -> Source:
-        """Map the file; nothing is dequantized yet."""
+        """Map the file; nothing is dequantized yet. Kept for the next call: parsing the vocabulary takes seconds."""
         return cls(gguf.GGUFReader(str(path)))
 
     def field(self, key: str) -> Any:
