@@ -16,7 +16,7 @@ from truecast.formats import e2m1, e4m3, e8m0, exact, packing
 
 U8 = NDArray[np.uint8]
 
-_LEGAL_SCALES = np.array([b for b in range(1, 0x7F)], dtype=np.uint8)  # positive, finite, non-zero E4M3
+_LEGAL_SCALES = np.arange(1, 0x7F, dtype=np.uint8)  # positive, finite, non-zero E4M3
 
 
 @dataclass(frozen=True, slots=True)

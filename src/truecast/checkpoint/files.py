@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -65,17 +66,65 @@ class LocalFile:
 class RemoteFile:
     """A file behind an fsspec URL, read by ranges."""
 
-    def __init__(self, filesystem: Any, path: str, size: int) -> None:
-        self.filesystem, self.path, self.size = filesystem, path, size
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self.filesystem, self.path = filesystem, path
+        try:
+            self.size = int(filesystem.size(path))
+        except (OSError, TypeError, ValueError) as error:
+            raise InputError(f"cannot open: {error}", where=path) from None
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes ``start`` to ``end`` by one range request."""
         if start == end:
             return b""
-        data = bytes(self.filesystem.cat_file(self.path, start=start, end=end))
+        try:
+            data = bytes(self.filesystem.cat_file(self.path, start=start, end=end))
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read bytes {start} to {end}: {error}", where=self.path) from None
         if len(data) != end - start:
             raise InputError(f"range {start}..{end} gave {len(data)} bytes", where=self.path)
         return data
 
     def close(self) -> None:
         """Nothing to release: each read is a request of its own."""
+
+
+class Opener(Protocol):
+    """Opens a checkpoint's files by name, here or in a worker process: it can be pickled."""
+
+    def __call__(self, name: str) -> ByteFile:
+        """The file ``name``. Raises: InputError if it cannot be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOpener:
+    """Opens files of a local folder."""
+
+    folder: Path
+
+    def __call__(self, name: str) -> ByteFile:
+        """See :class:`Opener`."""
+        return LocalFile(self.folder / name)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOpener:
+    """Opens files below an fsspec URL."""
+
+    url: str
+
+    def __call__(self, name: str) -> ByteFile:
+        """See :class:`Opener`."""
+        filesystem, root = connect(self.url)
+        return RemoteFile(filesystem, f"{root.rstrip('/')}/{name}")
+
+
+def connect(url: str) -> tuple[Any, str]:
+    """File system and path of an fsspec URL. Raises: InputError for an unknown protocol or a missing package."""
+    import fsspec
+
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"cannot open this URL: {error}", where=url) from None
+    return filesystem, root

@@ -7,10 +7,12 @@ shard under its final name always has a record. One run at a time: the folder is
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -59,8 +61,9 @@ class Journal:
 
     def _claim(self, identity: dict[str, Any]) -> None:
         path = self.folder / JOURNAL
-        if not path.exists():
-            write_file(path, _encode(identity))
+        self._fresh = not path.exists()
+        if self._fresh:
+            write_file(path, encode_json(identity))
             return
         before = _load(path)
         different = sorted(k for k in identity.keys() | before.keys() if identity.get(k) != before.get(k))
@@ -77,6 +80,10 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._fresh and not (self.folder / "shards").exists():
+            shutil.rmtree(self.folder)  # nothing was written: leave no trace
+            with contextlib.suppress(OSError):
+                self.out.rmdir()
         os.close(self._lock)
 
     def finished(self) -> dict[str, dict[str, Any]]:
@@ -98,7 +105,7 @@ class Journal:
 
 def write_record(out: Path, shard: str, record: dict[str, Any]) -> None:
     """Note a finished shard; ``record`` holds at least its size under ``bytes``. Workers call this, each for its own."""
-    write_file(out / FOLDER / "shards" / f"{shard}.json", _encode(record))
+    write_file(out / FOLDER / "shards" / f"{shard}.json", encode_json(record))
 
 
 def _check_ours(out: Path) -> None:
@@ -110,7 +117,8 @@ def _check_ours(out: Path) -> None:
         )
 
 
-def _encode(document: dict[str, Any]) -> bytes:
+def encode_json(document: dict[str, Any]) -> bytes:
+    """JSON as the journal writes it."""
     return json.dumps(document, sort_keys=True, indent=1).encode() + b"\n"
 
 

@@ -12,11 +12,10 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import ByteFile, LocalFile, RemoteFile
+from truecast.checkpoint.files import ByteFile, LocalOpener, Opener, RemoteOpener, connect
 from truecast.checkpoint.header import TensorInfo, read_header
 from truecast.errors import InputError
 
@@ -44,7 +43,7 @@ class Checkpoint:
     auxiliary: dict[str, int]
     """Every other file to carry along (path relative to the folder -> size in bytes)."""
     index: dict[str, Any] | None
-    opener: Callable[[str], ByteFile] = field(repr=False)
+    opener: Opener = field(repr=False)
     local_path: Path | None = None
 
     @property
@@ -97,44 +96,40 @@ def open_checkpoint(location: str | os.PathLike[str], problem: Problem | None = 
         raise InputError("no such file or folder", where=text)
     if path.is_dir():
         names = sorted(e.name for e in os.scandir(path) if e.is_file() or e.is_symlink())
-        local = partial(_open_local, path)
+        local = LocalOpener(path)
         return _assemble(text, path, names, local, report, _walk_auxiliary(path))
     if path.suffix != SHARD_SUFFIX:
         raise InputError("is neither a folder nor a .safetensors file", where=text)
-    return _assemble(text, path, [path.name], partial(_open_local, path.parent), report, {})
+    return _assemble(text, path, [path.name], LocalOpener(path.parent), report, {})
+
+
+def open_shards(folder: Path, names: Iterable[str]) -> Checkpoint:
+    """The headers of these shards of a local folder, and nothing else of it.
+
+    Raises: InputError for a shard that is missing or malformed.
+    """
+    checkpoint = Checkpoint(str(folder), {}, {}, {}, {}, {}, {}, None, LocalOpener(folder), folder)
+    for name in names:
+        _read_shard(checkpoint, name, _raise)
+    return checkpoint
 
 
 def _raise(error: InputError) -> None:
     raise error
 
 
-def _open_local(folder: Path, name: str) -> ByteFile:
-    return LocalFile(folder / name)
-
-
 def _open_remote(url: str, report: Problem) -> Checkpoint:
-    try:
-        import fsspec
-
-        filesystem, root = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise InputError(f"cannot open this URL: {error}", where=url, fix="install the package it names") from None
-
-    def opener(name: str) -> ByteFile:
-        path = root if root.endswith(SHARD_SUFFIX) else f"{root.rstrip('/')}/{name}"
-        try:
-            return RemoteFile(filesystem, path, int(filesystem.size(path)))
-        except (OSError, TypeError) as error:
-            raise InputError(f"cannot open: {error}", where=f"{url}/{name}") from None
-
+    filesystem, root = connect(url)
     if root.endswith(SHARD_SUFFIX):
-        return _assemble(url, None, [root.rsplit("/", 1)[-1]], opener, report, {})
+        folder, _, name = url.rpartition("/")
+        return _assemble(url, None, [name], RemoteOpener(folder), report, {})
     try:
         listed = [e for e in filesystem.ls(root, detail=True) if e["type"] == "file"]
     except (OSError, ValueError) as error:
         raise InputError(f"cannot list: {error}", where=url) from None
     names = sorted({str(e["name"]).rsplit("/", 1)[-1] for e in listed})
-    auxiliary = {n: 0 for n in names if is_auxiliary(n)}
+    opener = RemoteOpener(url.rstrip("/"))
+    auxiliary = {n: opener(n).size for n in names if is_auxiliary(n)}
     return _assemble(url, None, names, opener, report, auxiliary)
 
 
@@ -173,7 +168,7 @@ def _assemble(
     location: str,
     local_path: Path | None,
     names: list[str],
-    opener: Callable[[str], ByteFile],
+    opener: Opener,
     report: Problem,
     auxiliary: dict[str, int],
 ) -> Checkpoint:
@@ -218,9 +213,7 @@ def _assemble(
     return checkpoint
 
 
-def _read_index(
-    location: str, names: list[str], opener: Callable[[str], ByteFile]
-) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
+def _read_index(location: str, names: list[str], opener: Opener) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
     found = [n for n in names if n.endswith(INDEX_SUFFIX)]
     if not found:
         return "", None, {}
@@ -321,11 +314,3 @@ def _json_object(raw: bytes, where: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InputError("is no JSON object", where=where)
     return document
-
-
-def select(checkpoint: Checkpoint, names: Iterable[str]) -> list[TensorInfo]:
-    """The named tensors, in the given order. Raises: InputError for an unknown name."""
-    try:
-        return [checkpoint.tensors[n] for n in names]
-    except KeyError as error:
-        raise InputError(f"has no tensor {error.args[0]}", where=checkpoint.location) from None

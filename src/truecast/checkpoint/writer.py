@@ -12,6 +12,7 @@ from pathlib import Path
 from truecast.errors import InputError, RefusedError
 
 PARTIAL_SUFFIX = ".partial"
+_COPY_BYTES = 16 << 20
 
 
 class FileWriter:
@@ -46,6 +47,29 @@ class FileWriter:
                 self.position += written
                 view = view[written:]
 
+    def copy_from(self, source_fd: int, size: int) -> None:
+        """Append ``size`` bytes of an open file, copied in the kernel (shared on disk where the file system can).
+
+        They are read once all the same, for the hash. Falls back to reading and writing across file systems.
+        """
+        offset = 0
+        while offset < size:
+            step = min(_COPY_BYTES, size - offset)
+            with explained(self.path):
+                try:
+                    copied = os.copy_file_range(source_fd, self._fd, step, offset_src=offset)
+                except OSError as error:
+                    if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                        raise
+                    self.write(os.pread(source_fd, step, offset))
+                    offset += step
+                    continue
+            if copied == 0:
+                raise InputError("the source ended early", where=str(self.path), fix="is it still being written?")
+            self._digest.update(os.pread(source_fd, copied, offset))
+            self.position += copied
+            offset += copied
+
     def commit(self, before_rename: Callable[[str], None] | None = None) -> str:
         """Sync, rename to the final name, sync the folder. Returns the sha256 of the content.
 
@@ -57,7 +81,7 @@ class FileWriter:
         if before_rename is not None:
             before_rename(sha256)
         with explained(self.path):
-            os.rename(self.partial, self.path)
+            self.partial.rename(self.path)
             self._close()
             sync_folder(self.path.parent)
         return sha256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,10 @@ class Family:
     twins: tuple[tuple[str, ...], ...]
     renames: tuple[tuple[str, str], ...]
     fused: dict[str, tuple[str, ...]]
+    keep: tuple[re.Pattern[str], ...] = ()
+    """Quantized modules that stay as they are when the rest goes to NVFP4."""
+    engine_notes: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(format, dialect) -> what a user of a serving engine has to know before converting to it."""
 
 
 def twin_key(family: Family, module: str) -> str:
@@ -57,3 +61,8 @@ def fused_modules(family: Family, modules: Iterable[str]) -> list[str]:
         for runtime, members in family.fused.items()
         if present.issuperset(members)
     ]
+
+
+def is_kept(family: Family, module: str) -> bool:
+    """Does this quantized module stay in its source format when the rest goes to NVFP4?"""
+    return any(pattern.search(module) for pattern in family.keep)

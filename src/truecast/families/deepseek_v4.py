@@ -13,4 +13,9 @@ DEEPSEEK_V4 = Family(
     twins=(("w1", "w3"), ("gate_proj", "up_proj")),
     renames=((r"^(layers|mtp)\.", r"model.\1."), (r"\.ffn\.", ".mlp."), (r"\.attn\.", ".self_attn.")),
     fused={"gate_up_proj": ("w1", "w3"), "fused_wqa_wkv": ("wq_a", "wkv")},
+    keep=(re.compile(r"^mtp\."),),  # engines read the draft's experts as MXFP4 whatever the main model's are
+    engine_notes={
+        ("nvfp4", "compressed-tensors"): "no engine reads this dialect for DeepSeek-V4 (its config cannot describe the"
+        " FP8 modules); for serving, convert with --dialect modelopt",
+    },
 )

@@ -16,15 +16,21 @@ KIMI_K3 = Family(
         (r"^(language_model\.)?model\.", r"\1"),
         (r"\.block_sparse_moe\.", ".mlp."),
         (r"\.block_sparse_moe$", ".mlp"),
+        (r"^mm_projector\.proj\.0$", "mm_projector.linear_1"),
+        (r"^mm_projector\.proj\.2$", "mm_projector.linear_2"),
     ),
-    # SGLang 0.5.17-0.5.23 models/kimi_k3.py and vLLM: runtime modules and what they are made of
+    # SGLang 0.5.20 models/kimi_k3.py and vLLM 0.33 models/kimi_k3: runtime modules and what they are made of
     fused={
         "gate_up_proj": ("gate_proj", "up_proj"),
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
         "fused_qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"),
-        "fused_qkvbfg_a_proj": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"),
         "in_proj_qkvgfab": ("q_proj", "k_proj", "v_proj", "g_proj", "f_a_proj", "b_proj"),
         "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
         "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+        "fused_qkv_a_g_proj": ("q_a_proj", "kv_a_proj_with_mqa", "g_proj"),
+    },
+    engine_notes={
+        ("nvfp4", "compressed-tensors"): "SGLang up to 0.5.23 drops these experts without an error (it renames"
+        " weight_packed); serve this dialect with vLLM, or convert with --dialect modelopt",
     },
 )

@@ -16,7 +16,7 @@ U8 = NDArray[np.uint8]
 HALVES: U8 = np.array([0, 1, 2, 3, 4, 6, 8, 12], dtype=np.uint8)
 """Magnitude of the low three bits of a code, in units of 0.5."""
 
-VALUES: NDArray[np.float32] = np.concatenate([HALVES, -HALVES.astype(np.float32)]).astype(np.float32) / 2
+VALUES: NDArray[np.float32] = (np.concatenate([HALVES, -HALVES.astype(np.float32)]) / 2).astype(np.float32)
 """Value of each of the 16 codes; ``VALUES[8]`` is minus zero."""
 
 SIGN_BIT = 0x08
@@ -44,4 +44,4 @@ def encode_nearest_even(values: NDArray[np.floating]) -> U8:
     codes = np.zeros(values.shape, dtype=np.uint8)
     for midpoint, tie_goes_up in zip(_MIDPOINTS, _EVEN_WINS_UP, strict=True):
         codes += (magnitude >= midpoint) if tie_goes_up else (magnitude > midpoint)
-    return codes | (np.signbit(values).astype(np.uint8) << 3)
+    return np.asarray(codes | (np.signbit(values).astype(np.uint8) << 3), dtype=np.uint8)

@@ -67,7 +67,7 @@ def encode_nearest_even(values: NDArray[np.floating]) -> U8:
     byte = np.where((down < up) | ((down == up) & (below % 2 == 0)), below, above)
     byte = np.where(magnitude >= MAX, 0x7E, byte)
     byte = np.where(np.isnan(magnitude), 0x7F, byte)
-    return (byte | (np.signbit(values).astype(np.int64) << 7)).astype(np.uint8)
+    return np.asarray(byte | (np.signbit(values).astype(np.int64) << 7), dtype=np.uint8)
 
 
 def pow2_byte(exponent: int) -> int:

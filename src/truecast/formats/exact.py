@@ -32,6 +32,9 @@ MIN_GLOBAL_EXPONENT = -126
 
 MAX_SHIFT = 3
 
+WINDOW = e4m3.MAX_POW2 - e4m3.MIN_POW2
+"""Exponents may lie this far apart (17) and still all be exact with unchanged codes."""
+
 
 def _shifted(code: int, shift: int) -> int | None:
     """Magnitude code of ``magnitude * 2^shift``, or None where E2M1 does not hold it."""
@@ -74,16 +77,16 @@ SHIFT_CODE: U8 = _shift_code_table()
 def _byte_mask_table() -> U8:
     bit = np.array([0] + [1 << i for i in range(7)], dtype=np.uint8)
     byte = np.arange(256)
-    return (bit[byte & 7] | bit[(byte >> 4) & 7]).astype(np.uint8)
+    return np.asarray(bit[byte & 7] | bit[(byte >> 4) & 7], dtype=np.uint8)
 
 
 _BYTE_MASK: U8 = _byte_mask_table()
 
 
 def magnitude_masks(packed: U8) -> U8:
-    """Mask of the magnitudes in each half block. Shapes: ``[..., 8h]`` packed bytes -> ``[..., h]`` uint8; 0 = all zero."""
+    """Mask of the magnitudes in each half block, 0 = all zero. Shapes: ``[..., 8h]`` packed -> ``[..., h]`` uint8."""
     per_byte = _BYTE_MASK[packed].reshape(*packed.shape[:-1], packed.shape[-1] // 8, 8)
-    return np.bitwise_or.reduce(per_byte, axis=-1)
+    return np.asarray(np.bitwise_or.reduce(per_byte, axis=-1), dtype=np.uint8)
 
 
 def in_window(d: NDArray[np.integer]) -> NDArray[np.bool_]:

@@ -17,12 +17,16 @@ U8 = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where one part of a matrix lies: a stored tensor, or one entry of its first axis, and of that every n-th row."""
+    """Where one part of a matrix lies: a stored tensor, or one entry of its first axis, and of that every n-th row.
+
+    ``transposed``: the entry is stored ``[in, out]``, so rows of the matrix are its columns.
+    """
 
     tensor: TensorInfo
     entry: int | None = None
     row_start: int = 0
     row_step: int = 1
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,10 @@ class Layout(Protocol):
 
     NAME: str
     FORMAT: str
-    """``mxfp4`` or ``nvfp4``."""
+    """``mxfp4``, ``nvfp4`` or ``bf16``."""
     DIALECT: str
+    STACKED: bool
+    """Are the experts of a bank stacked in one tensor?"""
 
     def match(self, tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]:
         """The matrices whose codes this tensor holds, by dtype, shape and siblings; none if it is not of this layout."""
@@ -89,13 +95,13 @@ class Layout(Protocol):
         """The tensors that store these matrices, in the order in which they should lie."""
 
     def quantization_config(self, excluded: Sequence[str], activations: bool) -> dict[str, Any]:
-        """``quantization_config`` for config.json; ``excluded`` are the modules left unquantized, as this dialect spells them."""
+        """``quantization_config`` of config.json; ``excluded`` modules stay unquantized, as this dialect spells them."""
 
 
 def read_view(view: View, file: ByteFile) -> U8:
     """Stored bytes of a view, one row of bytes per row of the matrix. Shape: ``[rows, bytes a row]`` uint8.
 
-    A scalar, or one entry of a vector, is a single row.
+    A scalar, or one entry of a vector, is a single row; an entry of a bias is one row an element.
     """
     tensor, shape = view.tensor, view.tensor.shape
     start, size = tensor.start, tensor.nbytes
@@ -104,7 +110,11 @@ def read_view(view: View, file: ByteFile) -> U8:
         start += view.entry * size
         shape = shape[1:]
     data = np.frombuffer(file.read(start, start + size), dtype=np.uint8).reshape(shape[0] if shape else 1, -1)
-    return data if view.row_step == 1 else np.ascontiguousarray(data[view.row_start :: view.row_step])
+    if view.transposed:
+        data = data.T
+    if view.row_step != 1:
+        data = data[view.row_start :: view.row_step]
+    return np.ascontiguousarray(data)
 
 
 def group_size(layout_format: str) -> int:

@@ -17,6 +17,7 @@ from truecast.layouts.base import Matrix, OutTensor
 NAME = "mxfp4-compressed-tensors"
 FORMAT = "mxfp4"
 DIALECT = "compressed-tensors"
+STACKED = False
 
 _TABLE = suffixed.Suffixes(NAME, FORMAT, ".weight_packed", ("U8",), ".weight_scale", ("U8", "F8_E8M0"))
 

@@ -19,6 +19,7 @@ from truecast.layouts.base import Matrix, OutTensor
 NAME = "mxfp4-deepseek"
 FORMAT = "mxfp4"
 DIALECT = "deepseek"
+STACKED = False
 
 _TABLE = suffixed.Suffixes(NAME, FORMAT, ".weight", ("I8", "U8"), ".scale", ("F8_E8M0", "U8"))
 
@@ -34,11 +35,5 @@ def emit(matrices: Sequence[Matrix], activations: bool) -> Iterator[OutTensor]:
 
 
 def quantization_config(excluded: Sequence[str], activations: bool) -> dict[str, Any]:
-    """DeepSeek-V4's block: FP8 for what is FP8 already, ``expert_dtype`` beside it says that experts are FP4."""
-    return {
-        "quant_method": "fp8",
-        "activation_scheme": "dynamic",
-        "fmt": "e4m3",
-        "scale_fmt": "ue8m0",
-        "weight_block_size": [128, 128],
-    }
+    """A plain ``mxfp4`` block. DeepSeek-V4's own config keeps its ``fp8`` block, with ``expert_dtype`` beside it."""
+    return {"quant_method": "mxfp4", "modules_to_not_convert": list(excluded)}

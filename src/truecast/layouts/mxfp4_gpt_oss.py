@@ -11,20 +11,17 @@ Source: openai/gpt-oss, gpt_oss/torch/weights.py and model.py (``swiglu`` takes 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from truecast.checkpoint.header import TensorInfo
-from truecast.errors import InputError
 from truecast.layouts.base import Matrix, OutTensor, View
+from truecast.layouts.stacked import MEMBERS, stack_experts
 
 NAME = "mxfp4-gpt-oss"
 FORMAT = "mxfp4"
 DIALECT = "gpt-oss"
-
-_FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_SPELLINGS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+STACKED = True
 
 
 def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]:
@@ -34,7 +31,7 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
         return []
     experts, stacked_rows, blocks, _ = tensor.shape
     bank, _, projection = stem.rpartition(".")
-    names = _FUSED.get(projection)
+    names = MEMBERS.get(projection)
     scale, bias = tensors.get(stem + "_scales"), tensors.get(stem + "_bias")
     if names is None or stacked_rows % len(names) or not bank:
         return []
@@ -71,31 +68,6 @@ def emit(matrices: Sequence[Matrix], activations: bool) -> Iterator[OutTensor]:
         yield OutTensor(f"{stem}_scales", "U8", (lead, rows, blocks), "scale", pieces=pieces)
         if first.bias is not None:
             yield OutTensor(f"{stem}_bias", first.bias.tensor.dtype, (lead, rows), "bias", pieces=pieces)
-
-
-def stack_experts(matrices: Sequence[Matrix]) -> Iterator[tuple[str, str, tuple[tuple[Matrix, ...], ...]]]:
-    """Sort per-expert matrices into banks: ``(bank, gate_up_proj | down_proj, one piece per expert)``.
-
-    A piece is ``(gate, up)`` or ``(down,)``. Raises: InputError where a bank is no full, even stack.
-    """
-    banks: dict[str, dict[int, dict[str, Matrix]]] = defaultdict(lambda: defaultdict(dict))
-    for matrix in matrices:
-        parent, _, leaf = matrix.name.rpartition(".")
-        bank, _, expert = parent.rpartition(".")
-        leaf = _SPELLINGS.get(leaf, leaf)
-        if not expert.isdecimal() or leaf not in ("gate_proj", "up_proj", "down_proj"):
-            raise InputError("is no expert's gate, up or down projection and cannot be stacked", where=matrix.where)
-        banks[bank][int(expert)][leaf] = matrix
-    for bank, experts in banks.items():
-        for projection, leaves in _FUSED.items():
-            try:
-                pieces = tuple(tuple(experts[e][leaf] for leaf in leaves) for e in range(len(experts)))
-            except KeyError as missing:
-                raise InputError(f"the stack lacks {missing.args[0]}", where=f"{bank}.{projection}") from None
-            shapes = {(m.rows, m.cols, m.bias is None) for piece in pieces for m in piece}
-            if len(shapes) > 1:
-                raise InputError(f"experts differ in shape or biases: {sorted(shapes)}", where=f"{bank}.{projection}")
-            yield bank, projection, pieces
 
 
 def quantization_config(excluded: Sequence[str], activations: bool) -> dict[str, Any]:

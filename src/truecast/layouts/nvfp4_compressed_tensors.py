@@ -20,6 +20,7 @@ from truecast.layouts.mxfp4_compressed_tensors import compressed_tensors_config
 NAME = "nvfp4-compressed-tensors"
 FORMAT = "nvfp4"
 DIALECT = "compressed-tensors"
+STACKED = False
 
 _TABLE = suffixed.Suffixes(
     NAME,

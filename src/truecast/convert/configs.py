@@ -1,0 +1,67 @@
+"""The small files: config.json, hf_quant_config.json and the index, derived from the shards as written."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from truecast import __version__
+from truecast.checkpoint.index import INDEX_FILE, encode_index
+from truecast.checkpoint.source import CONFIG, Checkpoint
+from truecast.convert.exclude import as_patterns, bank_of, exclude_globs, unquantized_modules
+from truecast.convert.plan import Plan
+from truecast.families.base import aliases
+from truecast.layouts import nvfp4_modelopt
+from truecast.layouts.recognise import recognise
+
+HF_QUANT_CONFIG = "hf_quant_config.json"
+GENERATED = {CONFIG, HF_QUANT_CONFIG, "README.md"}
+"""Files of the source that are replaced, not copied."""
+
+
+def small_files(plan: Plan, written: Checkpoint) -> dict[str, bytes]:
+    """Name -> content of every generated file but the manifest and the model card."""
+    files: dict[str, bytes] = {}
+    if plan.source.config:
+        config, block = _config(plan, written)
+        files[CONFIG] = _json(config)
+        if block and plan.layout.DIALECT == "modelopt":
+            files[HF_QUANT_CONFIG] = _json(nvfp4_modelopt.hf_quant_config(block, __version__))
+    if plan.source.index is not None or len(plan.shards) > 1:
+        files[INDEX_FILE] = encode_index(written.tensors)
+    return files
+
+
+def _config(plan: Plan, written: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = copy.deepcopy(plan.source.config)
+    before = config.pop("quantization_config", None) or {}
+    for nested in config.values():
+        if isinstance(nested, dict):
+            before = nested.pop("quantization_config", None) or before
+    block = _quantization_config(plan, written, before)
+    if block:
+        config["quantization_config"] = block
+    return config, block
+
+
+def _quantization_config(plan: Plan, written: Checkpoint, before: dict[str, Any]) -> dict[str, Any]:
+    contents = recognise(written.tensors)
+    cast = [m.name for m in contents.matrices.values() if m.layout == plan.layout.NAME]
+    kept = sorted({bank_of(m.name) for m in contents.matrices.values() if m.layout != plan.layout.NAME})
+    globs = exclude_globs(plan.family, cast, [*unquantized_modules(contents.plain.values()), *kept])
+    if before.get("quant_method") == "fp8":  # FP8 modules stay what they are, so their description stays too
+        if plan.layout.DIALECT != "modelopt":
+            return before if plan.layout.DIALECT in ("deepseek", "bf16") else _plain_block(plan, globs)
+        banks = sorted({alias for name in {bank_of(m) for m in cast} for alias in aliases(plan.family, name)[:1]})
+        return nvfp4_modelopt.hybrid_config(before, banks, globs, plan.activations)
+    return _plain_block(plan, globs)
+
+
+def _plain_block(plan: Plan, globs: list[str]) -> dict[str, Any]:
+    patterns = as_patterns(globs) if plan.layout.DIALECT == "compressed-tensors" else globs
+    return plan.layout.quantization_config(patterns, plan.activations)
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"

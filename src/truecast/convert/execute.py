@@ -1,0 +1,179 @@
+"""Carrying out a plan: scan, shards in parallel, small files, manifest. Resumable at any instant."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from truecast import __version__
+from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal, encode_json
+from truecast.checkpoint.source import Checkpoint, open_checkpoint, open_shards
+from truecast.checkpoint.writer import FileWriter, explained, write_file
+from truecast.convert.configs import GENERATED, small_files
+from truecast.convert.manifest import build_manifest, encode_manifest, load_manifest
+from truecast.convert.plan import Plan, ShardPlan, Target, plan
+from truecast.convert.pool import run_jobs
+from truecast.convert.produce import CHUNK_BYTES
+from truecast.convert.reading import SourceFiles
+from truecast.convert.scan import Scan, scan
+from truecast.convert.shard import ShardJob, write_shard
+from truecast.errors import InexactError, InputError, RefusedError
+
+Card = Callable[[Mapping[str, Any]], str]
+"""Renders README.md from a manifest."""
+
+Progress = Callable[[str, int, int], None]
+"""Told ``(stage, bytes done since the last call, bytes of the whole stage)``."""
+
+MARGIN_BYTES = 64 << 20
+"""Space to leave for small files when checking whether the output fits."""
+
+
+def convert(
+    location: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    target: Target,
+    *,
+    jobs: int = 1,
+    card: Card | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Convert a checkpoint into the folder ``out`` and return its manifest.
+
+    The same call after a kill goes on where it stopped and gives byte-identical output; after a complete run it does
+    nothing. ``jobs`` processes work on one shard each. Nothing is written before every scale has been read.
+
+    Raises: InputError for a faulty source or an unsuitable ``out``; InexactError where the cast would lose values and
+    ``target.allow_inexact`` is not set; RefusedError for lack of space, or a folder that belongs to another run.
+    """
+    folder = Path(out)
+    source = open_checkpoint(location)
+    _check_apart(source, folder)
+    work = plan(source, target)
+    identity = {
+        "source": source.fingerprint(),
+        "plan": work.digest(),
+        "version": __version__,
+        "stamps": source.stamps(),
+    }
+    with Journal(folder, identity) as journal:
+        if (folder / MANIFEST).exists():
+            return load_manifest(folder / MANIFEST)
+        started = time.monotonic()
+        records = journal.finished()
+        missing = [shard for shard in work.shards if shard.file not in records]
+        _check_space(folder, sum(work.shard_bytes(shard) for shard in missing))
+        found = scan(work, jobs, _stage(progress, "scan", sum(m.rows * m.cols // 2 for m in work.cast)))
+        refuse_inexact(work, found)
+        written = _stage(progress, "write", sum(work.shard_bytes(shard) for shard in missing))
+        for record, _ in run_jobs(write_shard, [_job(work, s, folder, found) for s in missing], jobs):
+            records[record["file"]] = record
+            written(record["bytes"])
+        files = {name: {"bytes": r["bytes"], "sha256": r["sha256"]} for name, r in records.items()}
+        files |= _copy_auxiliary(source, folder) | _write_small(work, folder)
+        manifest = build_manifest(work, found, work.digest(), files, records.values())
+        if card is not None:
+            manifest["files"]["README.md"] = _write(folder, "README.md", card(manifest).encode())
+        run = {"seconds": time.monotonic() - started, "jobs": jobs, "source": source.location}
+        write_file(folder / FOLDER / "run.json", encode_json(run))
+        write_file(folder / MANIFEST, encode_manifest(manifest))
+        journal.clear_records()
+    return load_manifest(folder / MANIFEST)
+
+
+def refuse_inexact(work: Plan, found: Scan) -> None:
+    """Raises: InexactError where the scan found something inexact and the target does not allow that."""
+    if not found.inexact_matrices or work.target.allow_inexact:
+        return
+    name, count = next(iter(found.inexact_matrices.items()))
+    unit = "elements" if work.layout.FORMAT == "bf16" else "half blocks"
+    more = len(found.inexact_matrices) - 1
+    raise InexactError(
+        f"{count} {unit} cannot be exact in {work.layout.NAME}"
+        + (f", nor can some in {more} more matrices" if more else ""),
+        where=work.contents.matrices[name].where,
+        fix="add --inexact allow to take the nearest values, which are then listed",
+    )
+
+
+def _job(work: Plan, shard: ShardPlan, folder: Path, found: Scan) -> ShardJob:
+    matrices = {m.name for t in shard.tensors for piece in t.pieces for m in piece}
+    files = {t.source.file for t in shard.tensors if t.source is not None}
+    files |= {v.tensor.file for t in shard.tensors for piece in t.pieces for m in piece for v in m.parts.values()}
+    return ShardJob(
+        shard=shard,
+        out=folder,
+        files=SourceFiles(work.source.opener),
+        source_path=work.source.local_path,
+        stamps={name: s for name, s in work.source.stamps().items() if name in files},
+        m={name: found.m[name] for name in matrices if name in found.m},
+        target=work.layout.FORMAT,
+        dialect=work.layout.DIALECT,
+    )
+
+
+def _stage(progress: Progress | None, stage: str, total: int) -> Callable[[int], None]:
+    if progress is None:
+        return lambda done: None
+    progress(stage, 0, total)
+    return lambda done: progress(stage, done, total)
+
+
+def _check_apart(source: Checkpoint, folder: Path) -> None:
+    """Neither folder may lie in the other: auxiliary files would be copied in circles, or the source overwritten."""
+    if source.local_path is None or not source.local_path.is_dir():
+        return
+    a, b = source.local_path.resolve(), folder.resolve()
+    if a == b or a in b.parents or b in a.parents:
+        raise InputError(
+            "output and source folder lie in each other", where=str(folder), fix="choose another output folder"
+        )
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed and free < needed + MARGIN_BYTES:
+        raise RefusedError(
+            f"{needed / 1e9:.2f} GB are to be written, {free / 1e9:.2f} GB are free",
+            where=str(folder),
+            fix="free space",
+        )
+
+
+def _write(folder: Path, name: str, data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": write_file(folder / name, data)}
+
+
+def _write_small(work: Plan, folder: Path) -> dict[str, dict[str, Any]]:
+    written = open_shards(folder, [shard.file for shard in work.shards])
+    return {name: _write(folder, name, data) for name, data in small_files(work, written).items()}
+
+
+def _copy_auxiliary(source: Checkpoint, folder: Path) -> dict[str, dict[str, Any]]:
+    """Copy what travels with the weights: real files, never links; the source's README under another name."""
+    copied: dict[str, dict[str, Any]] = {}
+    for name in source.auxiliary:
+        target = "README.source.md" if name == "README.md" else name
+        if target in GENERATED:
+            continue
+        file = source.opener(name)
+        path = folder / target
+        try:
+            with explained(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            writer = FileWriter(path)
+            try:
+                for position in range(0, file.size, CHUNK_BYTES):
+                    writer.write(file.read(position, min(position + CHUNK_BYTES, file.size)))
+                size, sha256 = writer.position, writer.commit()
+            except BaseException:
+                writer.abort()
+                raise
+        finally:
+            file.close()
+        copied[target] = {"bytes": size, "sha256": sha256}
+    return copied

@@ -1,0 +1,82 @@
+"""``truecast.json``: what was converted into what, and the sha256 of every file. Nothing in it depends on time or place.
+
+Its own last key, ``sha256``, is the hash of the document without that key, so that a flipped bit in it shows too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from truecast import __version__
+from truecast.convert.plan import Plan, summary
+from truecast.convert.scan import Scan
+
+SCHEMA = "truecast.manifest/1"
+
+
+def build_manifest(
+    plan: Plan, scan: Scan, digest: str, files: Mapping[str, dict[str, Any]], records: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Assemble the manifest; ``files`` maps name to bytes and sha256, ``records`` are those of the shards."""
+    facts = summary(plan)
+    records = sorted(records, key=lambda r: str(r["file"]))
+    inexact = [entry for r in records for entry in r["inexact"]]
+    error = sum(float(e["squared_error"]) for e in inexact)
+    total = sum(float(e["squared_sum"]) for e in inexact)
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "source": {
+            "fingerprint": plan.source.fingerprint(),
+            "layouts": sorted(plan.contents.layouts),
+            "tensors": facts["source_tensors"],
+            "bytes": facts["source_bytes"],
+            "name": plan.source.config.get("_name_or_path") or plan.source.config.get("model_type"),
+        },
+        "target": {
+            "layout": plan.layout.NAME,
+            "format": plan.layout.FORMAT,
+            "dialect": plan.layout.DIALECT,
+            "activations": "nvfp4" if plan.activations else "none",
+            "inexact": "allow" if plan.target.allow_inexact else "error",
+        },
+        "plan": digest,
+        "family": plan.family.name,
+        "tensors": facts["out_tensors"],
+        "classes": facts["classes"],
+        "plain": facts["plain"],
+        "blocks": {
+            "half_blocks": sum(r["half_blocks"] for r in records),
+            "renormalised": sum(r["renormalised"] for r in records),
+            "subnormal_scales": sum(r["subnormal_scales"] for r in records),
+            "inexact": len(inexact),
+            "inexact_relative_rms": (error / total) ** 0.5 if total else 0.0,
+        },
+        "inexact": inexact,
+        "inexact_matrices": dict(sorted(scan.inexact_matrices.items())),
+        "near_overflow": sorted(scan.near_overflow),
+        "dropped": plan.dropped,
+        "notes": plan.notes,
+        "files": {name: files[name] for name in sorted(files)},
+    }
+
+
+def encode_manifest(document: Mapping[str, Any]) -> bytes:
+    """Bytes of the manifest, its own hash included."""
+    body = {k: v for k, v in document.items() if k != "sha256"}
+    body["sha256"] = hashlib.sha256(_canonical(body)).hexdigest()
+    return _canonical(body)
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def load_manifest(path: Path) -> dict[str, Any]:
+    """Read a manifest that this program wrote."""
+    document: dict[str, Any] = json.loads(path.read_bytes())
+    return document

@@ -1,0 +1,318 @@
+"""From headers alone: what will be written, byte for byte of layout, and what becomes of every source tensor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from truecast.checkpoint.header import TensorInfo, alignment_of, encode_header, nbytes_of
+from truecast.checkpoint.source import Checkpoint
+from truecast.errors import InputError, UsageError
+from truecast.families import Family, find_family
+from truecast.families.base import is_kept, twin_key
+from truecast.layouts import Layout, dialects, find_layout
+from truecast.layouts.base import Matrix, OutTensor
+from truecast.layouts.recognise import Contents, recognise
+
+METADATA = {"format": "pt"}
+"""What every shard that truecast writes says of itself; transformers refuses a shard without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to convert to.
+
+    ``activations``: add (or keep) activation scales, ``None`` = as the source has it. ``allow_inexact``: go on where
+    exactness would be lost. ``max_shard_bytes``: split anew, ``None`` = one output shard per source shard.
+    """
+
+    format: str
+    dialect: str | None = None
+    activations: bool | None = None
+    allow_inexact: bool = False
+    max_shard_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """One output file: its tensors in file order. ``verbatim`` names the source shard that it copies whole."""
+
+    file: str
+    tensors: tuple[OutTensor, ...]
+    verbatim: str | None = None
+
+    def header(self) -> bytes:
+        """The header that this file starts with (not for a verbatim copy). Raises: InputError if it is too long."""
+        try:
+            return encode_header(((t.name, t.dtype, t.shape) for t in self.tensors), METADATA)
+        except ValueError as error:
+            raise InputError(str(error), where=self.file, fix="split with a smaller --max-shard-size") from None
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of tensor data."""
+        return sum(nbytes_of(t.dtype, t.shape) for t in self.tensors)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything that a conversion will do. Pure: the same source headers and target give the same plan."""
+
+    source: Checkpoint
+    contents: Contents
+    family: Family
+    target: Target
+    layout: Layout
+    activations: bool
+    shards: list[ShardPlan]
+    twin_groups: list[list[Matrix]]
+    """Cast matrices that must share one global scale; every cast matrix is in exactly one group."""
+    kept: list[Matrix]
+    """Quantized matrices that stay as they are."""
+    dropped: dict[str, str]
+    """Source tensor -> why it is not carried over."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def cast(self) -> list[Matrix]:
+        """Every matrix whose bytes change."""
+        return [m for group in self.twin_groups for m in group]
+
+    @property
+    def out_bytes(self) -> int:
+        """Size of all output shards in bytes, headers included."""
+        return sum(self.shard_bytes(s) for s in self.shards)
+
+    def shard_bytes(self, shard: ShardPlan) -> int:
+        """Size of one output shard in bytes."""
+        return self.source.shards[shard.verbatim] if shard.verbatim else len(shard.header()) + shard.data_bytes
+
+    def digest(self) -> str:
+        """sha256 over the target's options and every output header: what the journal compares."""
+        digest = hashlib.sha256(json.dumps([asdict(self.target), self.layout.NAME, self.activations]).encode())
+        for shard in self.shards:
+            digest.update(shard.file.encode() + b"\0")
+            digest.update(self.source.header_sha256[shard.verbatim].encode() if shard.verbatim else shard.header())
+        return digest.hexdigest()
+
+
+def plan(source: Checkpoint, target: Target) -> Plan:
+    """Plan a conversion from the source's headers.
+
+    Raises: UsageError for a target that does not exist or does not fit the source; InputError for packed tensors of no
+    known layout, or nothing to cast.
+    """
+    contents = recognise(source.tensors)
+    if not contents.matrices:
+        raise InputError("holds no MXFP4 or NVFP4 matrix: nothing to cast", where=source.location)
+    family = find_family(source.config, source.tensors)
+    layout = _target_layout(contents, target)
+    kept, cast = _split_kept(contents, family, layout)
+    if not cast:
+        raise InputError(f"is {layout.NAME} already: nothing to do", where=source.location)
+    activations = target.activations
+    if activations is None:
+        activations = any(m.input_scale is not None for m in cast)
+    if activations and layout.FORMAT != "nvfp4":
+        raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
+    emitted = list(layout.emit(cast, activations))
+    ordered = _place(source, contents, kept, emitted)
+    shards = _shard(source, ordered, target.max_shard_bytes)
+    _check_names(shards)
+    dropped = _dropped(source, cast, emitted, activations, layout)
+    note = family.engine_notes.get((layout.FORMAT, layout.DIALECT))
+    groups = _twin_groups(family, cast, emitted)
+    return Plan(
+        source, contents, family, target, layout, activations, shards, groups, kept, dropped, [note] if note else []
+    )
+
+
+def _target_layout(contents: Contents, target: Target) -> Layout:
+    names = dialects(target.format)
+    if not names:
+        raise UsageError(f"there is no target format {target.format!r}", fix="choose nvfp4, mxfp4 or bf16")
+    if target.format == "mxfp4" and target.dialect is None:
+        raise UsageError("--to mxfp4 changes the dialect only, so it needs --dialect", fix=f"one of {', '.join(names)}")
+    stacked = any(m.codes.entry is not None for m in contents.matrices.values())
+    try:
+        layout = find_layout(target.format, target.dialect or names[0], stacked)
+    except KeyError:
+        raise UsageError(
+            f"--to {target.format} has no dialect {target.dialect!r}", fix=f"choose one of {', '.join(names)}"
+        ) from None
+    nvfp4 = next((m for m in contents.matrices.values() if m.layout.startswith("nvfp4")), None)
+    if layout.FORMAT == "mxfp4" and nvfp4 is not None:
+        raise UsageError(f"--to mxfp4 changes the dialect only, and {nvfp4.where} is NVFP4")
+    return layout
+
+
+def _split_kept(contents: Contents, family: Family, layout: Layout) -> tuple[list[Matrix], list[Matrix]]:
+    kept: list[Matrix] = []
+    cast: list[Matrix] = []
+    for matrix in contents.matrices.values():
+        keep = matrix.layout == layout.NAME or (layout.FORMAT == "nvfp4" and is_kept(family, matrix.name))
+        (kept if keep else cast).append(matrix)
+    return kept, cast
+
+
+def _place(
+    source: Checkpoint, contents: Contents, kept: Sequence[Matrix], emitted: Sequence[OutTensor]
+) -> list[tuple[str, list[OutTensor]]]:
+    """Output units in source order: ``(source shard, tensors)``, a cast matrix's tensors where its codes stood."""
+    copied = set(contents.plain) | {view.tensor.name for m in kept for view in m.parts.values()}
+    by_anchor: dict[str, list[OutTensor]] = defaultdict(list)
+    for tensor in emitted:
+        by_anchor[tensor.pieces[0][0].codes.tensor.name].append(tensor)
+    units: list[tuple[str, list[OutTensor]]] = []
+    for info in source.tensors.values():
+        if info.name in copied:
+            units.append((info.file, [OutTensor(info.name, info.dtype, info.shape, "copy", source=info)]))
+        elif info.name in by_anchor:
+            units.append((info.file, by_anchor[info.name]))
+    return units
+
+
+def _shard(source: Checkpoint, units: Sequence[tuple[str, list[OutTensor]]], max_bytes: int | None) -> list[ShardPlan]:
+    if max_bytes is not None:
+        files = list(_split(units, max_bytes))
+        width = len(files)
+        names = [f"model-{i + 1:05d}-of-{width:05d}.safetensors" for i in range(width)]
+        return [ShardPlan(name, _aligned(tensors)) for name, tensors in zip(names, files, strict=True)]
+    by_file: dict[str, list[OutTensor]] = {name: [] for name in source.shards}
+    for file, tensors in units:
+        by_file[file] += tensors
+    per_file = Counter(t.file for t in source.tensors.values())
+    return [
+        ShardPlan(file, tuple(tensors), verbatim=file)
+        if len(tensors) == per_file[file] and all(t.role == "copy" for t in tensors)
+        else ShardPlan(file, _aligned(tensors))
+        for file, tensors in by_file.items()
+        if tensors
+    ]
+
+
+def _split(units: Sequence[tuple[str, list[OutTensor]]], max_bytes: int) -> Iterator[list[OutTensor]]:
+    current: list[OutTensor] = []
+    size = 0
+    for _, tensors in units:
+        more = sum(nbytes_of(t.dtype, t.shape) for t in tensors)
+        if current and size + more > max_bytes:
+            yield current
+            current, size = [], 0
+        current += tensors
+        size += more
+    if current:
+        yield current
+
+
+def _aligned(tensors: Sequence[OutTensor]) -> tuple[OutTensor, ...]:
+    """Keep the order if every tensor then starts aligned to its dtype; else sort widest dtype first.
+
+    Readers view the file's buffer as the tensor's dtype and fail on a misaligned start.
+    """
+    position = 0
+    for tensor in tensors:
+        if position % alignment_of(tensor.dtype):
+            return tuple(sorted(tensors, key=lambda t: -alignment_of(t.dtype)))
+        position += nbytes_of(tensor.dtype, tensor.shape)
+    return tuple(tensors)
+
+
+def _check_names(shards: Sequence[ShardPlan]) -> None:
+    seen: set[str] = set()
+    for shard in shards:
+        for tensor in shard.tensors:
+            if tensor.name in seen:
+                raise InputError("the output would hold this name twice", where=f"{tensor.name} in {shard.file}")
+            seen.add(tensor.name)
+
+
+def _dropped(
+    source: Checkpoint, cast: Sequence[Matrix], emitted: Sequence[OutTensor], activations: bool, layout: Layout
+) -> dict[str, str]:
+    if activations or not any(m.input_scale for m in cast):
+        return {}
+    why = "activation scale: the target is weight-only" if layout.FORMAT == "nvfp4" else "activation scale"
+    return {m.input_scale.tensor.name: why for m in cast if m.input_scale is not None}
+
+
+def _twin_groups(family: Family, cast: Sequence[Matrix], emitted: Sequence[OutTensor]) -> list[list[Matrix]]:
+    """Join what must share a global scale: fused twins, and the matrices under one stored global scale."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while (up := parent.setdefault(key, key)) != key:
+            parent[key] = key = parent[up]
+        return key
+
+    keys = {m.name: twin_key(family, m.name) for m in cast}
+    for tensor in emitted:
+        if tensor.role == "global_scale":
+            first = root(keys[tensor.pieces[0][0].name])
+            for piece in tensor.pieces:
+                for matrix in piece:
+                    parent[root(keys[matrix.name])] = first
+    groups: dict[str, list[Matrix]] = defaultdict(list)
+    for matrix in cast:
+        groups[root(keys[matrix.name])].append(matrix)
+    return list(groups.values())
+
+
+def summary(plan: Plan) -> Mapping[str, Any]:
+    """The plan as a JSON-ready document: classes, bytes, what is kept and dropped."""
+    classes: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
+    cast = {m.name for m in plan.cast}
+    for matrix in plan.contents.matrices.values():
+        key = class_of(matrix.name)
+        classes[key] += 1
+        elements[key] += matrix.rows * matrix.cols
+    becomes = {class_of(m): plan.layout.NAME for m in cast}
+    layouts = {class_of(m.name): m.layout for m in plan.contents.matrices.values()}
+    plain: dict[str, dict[str, Any]] = {}
+    for tensor in plan.contents.plain.values():
+        row = plain.setdefault(class_of(tensor.name), {"dtype": tensor.dtype, "tensors": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["bytes"] += tensor.nbytes
+    return {
+        "family": plan.family.name,
+        "target": plan.layout.NAME,
+        "activations": plan.activations,
+        "source_tensors": len(plan.source.tensors),
+        "source_bytes": sum(plan.source.shards.values()),
+        "out_tensors": sum(len(s.tensors) for s in plan.shards),
+        "out_bytes": plan.out_bytes,
+        "shards": len(plan.shards),
+        "verbatim_shards": sum(s.verbatim is not None for s in plan.shards),
+        "twin_groups": len(plan.twin_groups),
+        "classes": [
+            {
+                "class": key,
+                "matrices": classes[key],
+                "elements": elements[key],
+                "from": layouts[key],
+                "to": becomes.get(key, layouts[key]),
+            }
+            for key in sorted(classes)
+        ],
+        "plain": [{"class": key, **plain[key]} for key in sorted(plain)],
+        "dropped": len(plan.dropped),
+        "notes": plan.notes,
+    }
+
+
+def class_of(name: str) -> str:
+    """A tensor's or module's class: its name with every number replaced by ``*``."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def catalog(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+    """Bytes by dtype."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        sizes[tensor.dtype] += tensor.nbytes
+    return dict(sizes)

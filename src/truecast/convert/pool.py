@@ -1,0 +1,58 @@
+"""Running jobs in worker processes that die with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from truecast.errors import WorkerLostError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+_PR_SET_PDEATHSIG = 1
+
+
+def run_jobs(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int) -> Iterator[tuple[Result, Job]]:
+    """Yield ``(result, job)`` as jobs finish, in no fixed order; inline where one process is enough.
+
+    The first error ends the run: jobs not yet begun are dropped, those at work are stopped.
+    Raises: whatever ``work`` raises; WorkerLostError if a worker was killed.
+    """
+    if processes <= 1 or len(jobs) <= 1:
+        for job in jobs:
+            yield work(job), job
+        return
+    context = multiprocessing.get_context("spawn")  # fork copies locks held by other threads
+    pool = ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=_follow_parent, initargs=(os.getpid(),))
+    try:
+        futures = {pool.submit(work, job): job for job in jobs}
+        for future in as_completed(futures):
+            yield future.result(), futures[future]
+    except BrokenProcessPool:
+        raise WorkerLostError(
+            "a worker process was killed, most likely for memory", fix="run the same command again, with fewer --jobs"
+        ) from None
+    finally:
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
+
+
+def _follow_parent(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and ask Linux to kill this worker when the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

@@ -1,0 +1,143 @@
+"""The bytes of one output tensor, in file order, one matrix at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from truecast.casts import mxfp4_to_nvfp4, to_bf16
+from truecast.checkpoint.files import ByteFile
+from truecast.convert.scan import check_scales, read_global_scale
+from truecast.layouts.base import Matrix, OutTensor, read_view
+
+U8 = NDArray[np.uint8]
+
+CHUNK_BYTES = 8 << 20
+"""Plain tensors are copied in pieces of this size."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the casts of one shard did; counted once a matrix, however often its bytes are asked for."""
+
+    half_blocks: int = 0
+    renormalised: int = 0
+    subnormal_scales: int = 0
+    inexact: list[dict[str, object]] = field(default_factory=list)
+    counted: set[str] = field(default_factory=set)
+
+    def count(self, matrix: Matrix, report: mxfp4_to_nvfp4.NVFP4Report) -> None:
+        """Add one matrix's report, the first time it comes."""
+        if matrix.name in self.counted:
+            return
+        self.counted.add(matrix.name)
+        self.half_blocks += report.half_blocks
+        self.renormalised += report.renormalised
+        self.subnormal_scales += report.subnormal_scales
+        self.inexact += [
+            {
+                "matrix": matrix.name,
+                "row": block.row,
+                "column": block.column,
+                "source_exponent": block.source_exponent,
+                "squared_error": block.squared_error,
+                "squared_sum": block.squared_sum,
+            }
+            for block in report.inexact
+        ]
+
+
+class Producer:
+    """Produces tensors of one shard. ``read`` opens source files by name, ``m`` gives each cast matrix's exponent."""
+
+    def __init__(self, read: Callable[[str], ByteFile], m: Mapping[str, int], target: str, dialect: str) -> None:
+        self.read, self.m, self.target, self.dialect = read, m, target, dialect
+        self.tally = Tally()
+        self._recent: dict[str, tuple[U8, U8]] = {}
+
+    def tensor(self, out: OutTensor) -> Iterator[bytes | memoryview]:
+        """The bytes of one tensor, piece after piece."""
+        if out.source is not None:
+            file, position, end = self.read(out.source.file), out.source.start, out.source.end
+            while position < end:
+                step = min(CHUNK_BYTES, end - position)
+                yield file.read(position, position + step)
+                position += step
+            return
+        pieces = out.pieces[:1] if out.shape in ((), (1,)) else out.pieces  # a scalar is shared by all pieces
+        for piece in pieces:
+            members = piece[:1] if out.shape in ((), (1,)) else piece
+            data = [self._part(out, matrix) for matrix in members]
+            merged = data[0] if len(data) == 1 else np.stack(data, axis=1).reshape(-1, data[0].shape[1])
+            if out.transposed:
+                item = 2 if out.role == "weight" else 1
+                merged = np.ascontiguousarray(merged.view(np.dtype(f"u{item}")).T).view(np.uint8)
+            yield merged.data.cast("B")
+
+    def _part(self, out: OutTensor, matrix: Matrix) -> U8:
+        """One part of one matrix: a row of bytes per row."""
+        match out.role:
+            case "codes":
+                return self._cast(matrix)[0]
+            case "scale":
+                return self._cast(matrix)[1]
+            case "weight":
+                return self._dequantize(matrix)
+            case "bias":
+                assert matrix.bias is not None
+                return read_view(matrix.bias, self.read(matrix.bias.tensor.file))
+            case "global_scale":
+                return _scalar(self._global_scale(matrix))
+            case "input_scale":
+                return _scalar(self._input_scale(matrix))
+        raise AssertionError(out.role)
+
+    def _stored(self, matrix: Matrix) -> tuple[U8, U8]:
+        codes = read_view(matrix.codes, self.read(matrix.codes.tensor.file))
+        scale = read_view(matrix.scale, self.read(matrix.scale.tensor.file))
+        check_scales(matrix, scale)
+        return codes, scale
+
+    def _cast(self, matrix: Matrix) -> tuple[U8, U8]:
+        """Codes and scale to store. The last few results are kept: scale follows codes at once in most layouts."""
+        if matrix.name in self._recent:
+            return self._recent[matrix.name]
+        codes, scale = self._stored(matrix)
+        if self.target == "nvfp4" and matrix.layout.startswith("mxfp4"):
+            codes, scale, report = mxfp4_to_nvfp4.cast(codes, scale, self.m[matrix.name])
+            self.tally.count(matrix, report)
+        while len(self._recent) >= 2:
+            del self._recent[next(iter(self._recent))]
+        self._recent[matrix.name] = codes, scale
+        return codes, scale
+
+    def _dequantize(self, matrix: Matrix) -> U8:
+        codes, scale = self._stored(matrix)
+        if matrix.layout.startswith("mxfp4"):
+            values, _ = to_bf16.from_mxfp4(codes, scale)
+        else:
+            divides = matrix.layout.endswith("compressed-tensors")
+            values, _ = to_bf16.from_nvfp4(codes, scale, read_global_scale(matrix, self.read), divides)
+        return values.view(np.uint8)
+
+    def _global_scale(self, matrix: Matrix) -> np.float32:
+        divides = self.dialect == "compressed-tensors"
+        if matrix.layout.startswith("mxfp4"):
+            m = self.m[matrix.name]
+            return np.float32(np.ldexp(np.float32(1), -m if divides else m))
+        value = read_global_scale(matrix, self.read)
+        return value if divides == matrix.layout.endswith("compressed-tensors") else np.float32(1) / value
+
+    def _input_scale(self, matrix: Matrix) -> np.float32:
+        if matrix.input_scale is None:
+            return np.float32(1)
+        stored = read_view(matrix.input_scale, self.read(matrix.input_scale.tensor.file)).view(np.float32)[0, 0]
+        same = (self.dialect == "compressed-tensors") == matrix.layout.endswith("compressed-tensors")
+        return np.float32(stored) if same else np.float32(1) / np.float32(stored)
+
+
+def _scalar(value: np.float32) -> U8:
+    return np.array([[value]], dtype="<f4").view(np.uint8)

@@ -1,0 +1,43 @@
+"""Banks: the experts of one layer stacked along the first axis, gate and up interleaved row by row.
+
+gpt-oss stores its experts so, and what is cast from it keeps that order. Seen as matrices, one module per expert:
+``<bank>.<e>.gate_proj``, ``.up_proj``, ``.down_proj``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from truecast.errors import InputError
+from truecast.layouts.base import Matrix
+
+MEMBERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Stacked projection -> the matrices interleaved in its rows: gate in the even rows, up in the odd ones."""
+
+_SPELLINGS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def stack_experts(matrices: Sequence[Matrix]) -> Iterator[tuple[str, str, tuple[tuple[Matrix, ...], ...]]]:
+    """Sort per-expert matrices into banks: ``(bank, gate_up_proj | down_proj, one piece per expert)``.
+
+    A piece is ``(gate, up)`` or ``(down,)``. Raises: InputError where a bank is no full, even stack.
+    """
+    banks: dict[str, dict[int, dict[str, Matrix]]] = defaultdict(lambda: defaultdict(dict))
+    for matrix in matrices:
+        parent, _, leaf = matrix.name.rpartition(".")
+        bank, _, expert = parent.rpartition(".")
+        leaf = _SPELLINGS.get(leaf, leaf)
+        if not expert.isdecimal() or leaf not in ("gate_proj", "up_proj", "down_proj"):
+            raise InputError("is no expert's gate, up or down projection and cannot be stacked", where=matrix.where)
+        banks[bank][int(expert)][leaf] = matrix
+    for bank, experts in banks.items():
+        for projection, leaves in MEMBERS.items():
+            try:
+                pieces = tuple(tuple(experts[e][leaf] for leaf in leaves) for e in range(len(experts)))
+            except KeyError as missing:
+                raise InputError(f"the stack lacks {missing.args[0]}", where=f"{bank}.{projection}") from None
+            shapes = {(m.rows, m.cols, m.bias is None) for piece in pieces for m in piece}
+            if len(shapes) > 1:
+                raise InputError(f"experts differ in shape or biases: {sorted(shapes)}", where=f"{bank}.{projection}")
+            yield bank, projection, pieces
