@@ -8,7 +8,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -125,8 +125,8 @@ class RangeHandler(http.server.SimpleHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     ranges = True
-    failing: dict[str, int] = {}
-    served: list[tuple[str, int]] = []
+    failing: ClassVar[dict[str, int]] = {}
+    served: ClassVar[list[tuple[str, int]]] = []
 
     def do_GET(self) -> None:
         name = self.path.rsplit("/", 1)[-1]
@@ -159,8 +159,8 @@ def server(folder: Path) -> Iterator[tuple[str, type[RangeHandler]]]:
     pytest.importorskip("aiohttp", reason="fsspec reads http through aiohttp")
 
     class Handler(RangeHandler):
-        failing: dict[str, int] = {}
-        served: list[tuple[str, int]] = []
+        failing: ClassVar[dict[str, int]] = {}
+        served: ClassVar[list[tuple[str, int]]] = []
 
     handler = functools.partial(Handler, directory=str(folder.parent))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
