@@ -29,7 +29,9 @@ def write(folder: Path, files: dict[str, list[tuple[str, str, tuple[int, ...], b
     return folder
 
 
-def mxfp4(name: str, rows: int, cols: int, scale: int, code: int = E2M1_ONE) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+def mxfp4(
+    name: str, rows: int, cols: int, scale: int, code: int = E2M1_ONE
+) -> list[tuple[str, str, tuple[int, ...], bytes]]:
     return [
         (f"{name}.weight_packed", "U8", (rows, cols // 2), bytes([code]) * (rows * cols // 2)),
         (f"{name}.weight_scale", "U8", (rows, cols // 32), bytes([scale]) * (rows * cols // 32)),

@@ -51,7 +51,9 @@ def cut(wheel: zipfile.ZipFile, path: str, names: set[str], namespace: dict[str,
 def constant(wheel: zipfile.ZipFile, path: str, attribute: str) -> Mapping[str, list[str]]:
     """A literal dict assigned to ``attribute`` anywhere in a source file."""
     for node in ast.walk(ast.parse(wheel.read(path).decode())):
-        if isinstance(node, ast.Assign) and any(getattr(t, "id", getattr(t, "attr", None)) == attribute for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            getattr(t, "id", getattr(t, "attr", None)) == attribute for t in node.targets
+        ):
             value: Mapping[str, list[str]] = ast.literal_eval(node.value)
             return value
     raise AssertionError(f"{path} assigns no {attribute}")

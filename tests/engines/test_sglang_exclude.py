@@ -53,7 +53,12 @@ def mapping(wheel: zipfile.ZipFile) -> dict[str, list[str]]:
 
 def test_modelopt_ignore_list(sglang_wheel: zipfile.ZipFile, outputs: dict[str, Path]) -> None:
     scope: dict[str, Any] = {"re": re, "MappingProxyType": MappingProxyType}
-    cut(sglang_wheel, QUANTIZATION + "utils.py", {"_module_path_match", "_FALLBACK_FUSED_SHARDS", "is_layer_skipped"}, scope)
+    cut(
+        sglang_wheel,
+        QUANTIZATION + "utils.py",
+        {"_module_path_match", "_FALLBACK_FUSED_SHARDS", "is_layer_skipped"},
+        scope,
+    )
     cut(sglang_wheel, QUANTIZATION + "modelopt_quant.py", {"is_layer_excluded"}, scope)
     config = json.loads((outputs["modelopt"] / "config.json").read_text())
     ignore = config["quantization_config"]["ignore"]
