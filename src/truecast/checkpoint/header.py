@@ -13,6 +13,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from truecast.errors import InputError
@@ -52,7 +53,8 @@ class TensorInfo:
         return f"{self.name} in {self.file}"
 
 
-def nbytes_of(dtype: str, shape: Iterable[int]) -> int:
+@lru_cache(maxsize=1 << 16)
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes a tensor takes. Raises: ValueError for an unknown dtype or a size that is no whole number of bytes."""
     if dtype not in BITS:
         raise ValueError(f"unknown dtype {dtype!r}")
@@ -126,7 +128,7 @@ def _entry(name: str, value: Any, file: str, data_start: int) -> TensorInfo:
         raise InputError(f"shape {shape!r} or data_offsets {offsets!r} are no lists of natural numbers", where=where)
     start, end = offsets
     try:
-        expected = nbytes_of(dtype, shape)
+        expected = nbytes_of(dtype, tuple(shape))
     except ValueError as error:
         raise InputError(str(error), where=where) from None
     if end - start != expected:

@@ -87,5 +87,7 @@ def _regex(glob: str) -> str:
 
 
 def _hits(glob: str, name: str) -> bool:
+    if "*" not in glob and glob in name:
+        return True  # vLLM takes an entry without a star as a substring
     pattern = re.compile(_regex(glob))
     return any(pattern.fullmatch(candidate) for candidate in (name, *name.split(".")))

@@ -7,6 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from truecast.checkpoint.header import TensorInfo, alignment_of, encode_header, nbytes_of
@@ -37,7 +38,7 @@ class Target:
     max_shard_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardPlan:
     """One output file: its tensors in file order. ``verbatim`` names the source shard that it copies whole."""
 
@@ -45,6 +46,7 @@ class ShardPlan:
     tensors: tuple[OutTensor, ...]
     verbatim: str | None = None
 
+    @cached_property
     def header(self) -> bytes:
         """The header that this file starts with (not for a verbatim copy). Raises: InputError if it is too long."""
         try:
@@ -52,7 +54,7 @@ class ShardPlan:
         except ValueError as error:
             raise InputError(str(error), where=self.file, fix="split with a smaller --max-shard-size") from None
 
-    @property
+    @cached_property
     def data_bytes(self) -> int:
         """Bytes of tensor data."""
         return sum(nbytes_of(t.dtype, t.shape) for t in self.tensors)
@@ -89,14 +91,14 @@ class Plan:
 
     def shard_bytes(self, shard: ShardPlan) -> int:
         """Size of one output shard in bytes."""
-        return self.source.shards[shard.verbatim] if shard.verbatim else len(shard.header()) + shard.data_bytes
+        return self.source.shards[shard.verbatim] if shard.verbatim else len(shard.header) + shard.data_bytes
 
     def digest(self) -> str:
         """sha256 over the target's options and every output header: what the journal compares."""
         digest = hashlib.sha256(json.dumps([asdict(self.target), self.layout.NAME, self.activations]).encode())
         for shard in self.shards:
             digest.update(shard.file.encode() + b"\0")
-            digest.update(self.source.header_sha256[shard.verbatim].encode() if shard.verbatim else shard.header())
+            digest.update(self.source.header_sha256[shard.verbatim].encode() if shard.verbatim else shard.header)
         return digest.hexdigest()
 
 

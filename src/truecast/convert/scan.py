@@ -150,7 +150,9 @@ def _choose(members: list[tuple[U8, _Codes]]) -> tuple[exact.GlobalExponent, int
 
 
 def _live_below(scales: U8, codes: _Codes, byte: int) -> bool:
-    low = scales.astype(np.int16) < byte
+    if byte <= int(scales.min()):
+        return False
+    low = scales < np.uint8(byte)
     return bool(low.any()) and bool((codes.packed().reshape(*scales.shape, 16)[low] & 0x77).any())
 
 
@@ -186,7 +188,12 @@ def _scan_bf16(group: list[Matrix], read: Callable[[str], ByteFile], result: Sca
 
 def check_scales(matrix: Matrix, scale: U8) -> None:
     """Refuse a NaN among block scales. Raises: InputError naming tensor, row and block."""
-    bad = scale == e8m0.NAN if matrix.layout.startswith("mxfp4") else (scale & 0x7F) == 0x7F
+    if matrix.layout.startswith("mxfp4"):
+        if int(scale.max()) < e8m0.NAN:
+            return
+        bad = scale == e8m0.NAN
+    else:
+        bad = (scale & 0x7F) == 0x7F
     if bad.any():
         row, block = (int(i) for i in np.argwhere(bad)[0])
         raise InputError(

@@ -60,11 +60,11 @@ def _write_tensors(job: ShardJob, writer: FileWriter) -> dict[str, Any]:
         if job.shard.verbatim:
             _copy_whole(read(job.shard.verbatim), writer)
         else:
-            writer.write(job.shard.header())
+            writer.write(job.shard.header)
             for tensor in job.shard.tensors:
                 for data in producer.tensor(tensor):
                     writer.write(data)
-            assert writer.position == len(job.shard.header()) + job.shard.data_bytes, job.shard.file
+            assert writer.position == len(job.shard.header) + job.shard.data_bytes, job.shard.file
     tally = producer.tally
     return {
         "half_blocks": tally.half_blocks,
