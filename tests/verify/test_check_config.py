@@ -182,6 +182,18 @@ def test_compressed_tensors_pattern_hits_the_probe(packed, pattern):
     assert summary(packed) == {("exclude-hits-quantized", "error")}
 
 
+@pytest.mark.parametrize("pattern", [r"re:.*experts\.2\.w1", r"re:.*experts\.[12]\.w1", r"re:.*experts\.\d\.w1"])
+def test_pattern_for_a_numbered_expert_is_alive(tmp_path, pattern):
+    made = moe(tmp_path / "m", "nvfp4-compressed-tensors")
+    for shard in made.shards:
+        for name in list(shard):
+            shard[name.replace("gate_proj", "w1")] = shard.pop(name)
+    made.exclude([*REGEXES, pattern])
+    assert "exclude-matches-nothing" not in made.check().totals
+    made.exclude([*REGEXES, r"re:.*experts\.9\.w1"])
+    assert "exclude-matches-nothing" in made.check().totals
+
+
 def test_router_not_excluded(made, packed):
     made.exclude([p for p in GLOBS if "gate" not in p])
     assert summary(made) == {("exclude-misses-plain", "error")}

@@ -33,6 +33,9 @@ class CheckReport:
     """Errors first. A rule broken more often on one class of tensors than is listed ends with "and N more"."""
     totals: dict[str, int]
     """Id -> how often it was found, listed or not."""
+    errors: int
+    warnings: int
+    """How many there are of each, listed or not."""
     counts: dict[str, int]
     """Tensors, matrices, shards, scales read, bytes of tensor data, bytes read."""
     layouts: list[str]
@@ -41,7 +44,7 @@ class CheckReport:
     @property
     def ok(self) -> bool:
         """No error; warnings do not count."""
-        return not any(f.severity == "error" for f in self.findings)
+        return not self.errors
 
     def document(self) -> dict[str, Any]:
         """The report as one JSON document."""
@@ -52,6 +55,8 @@ class CheckReport:
             "family": self.family,
             "layouts": self.layouts,
             "counts": self.counts,
+            "errors": self.errors,
+            "warnings": self.warnings,
             "totals": self.totals,
             "findings": [finding.document() for finding in self.findings],
         }
@@ -99,6 +104,8 @@ def check(
         location=checkpoint.location,
         findings=found.findings(),
         totals=found.totals(),
+        errors=sum(found.totals("error").values()),
+        warnings=sum(found.totals("warning").values()),
         counts={
             "shards": len(checkpoint.shards),
             "tensors": len(checkpoint.tensors),

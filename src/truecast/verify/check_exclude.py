@@ -15,7 +15,7 @@ from truecast.verify.check_findings import Collector, Place
 from truecast.verify.check_matching import EXCLUDED, PARTIAL, Matcher, VllmModelopt, bad_patterns, matchers
 
 _PLAIN_DTYPES = {"BF16", "F16", "F32", "F64"}
-_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(.+)")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 _STACKED_EXPERTS = re.compile(r"(.*\.experts)\.(?:gate_up_proj|down_proj)(?:\.weight)?")
 _NO_LINEAR = re.compile(r"norm|conv|rotary|pos_emb|position_embed", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|word_embeddings|wte|wpe|embed)$")
@@ -71,7 +71,7 @@ def sort_modules(contents: Contents, dialect: str) -> Modules:
         if dialect != LAYOUTS[matrix.layout].DIALECT:
             continue
         if match := _EXPERT.fullmatch(matrix.name):
-            bank, first = match[1], matrix.name.removesuffix("." + match[2])
+            bank, first = match[1], match[2]
             quantized.setdefault(bank)
             if seen_banks.setdefault(bank, first) != first:
                 continue
@@ -129,6 +129,7 @@ class _Judge:
         self.found, self.family, self.dialect, self.readers = found, family, dialect, readers
         self.modules, self.place = modules, place
         self.splitting: VllmModelopt | None = None
+        self.by_expert: dict[str, list[str]] = {}
 
     def split_modelopt(self, patterns: Sequence[str]) -> None:
         """Also ask vLLM's list as it becomes for models whose weights vLLM renames: ``x*`` as ``x`` and ``x.*``."""
@@ -140,15 +141,25 @@ class _Judge:
         names = self._known_names()
         for pattern in patterns:
             match = _EXPERT.fullmatch(pattern)
-            if pattern in names or (match and f"{match[1]}.0.{match[2]}" in names):
+            if pattern in names or (match and f"{match[1]}.0.{match[3]}" in names):
                 continue
             readers = matchers(self.dialect, [pattern], [pattern])
             if any(reader.hits(name) for name in names for reader in readers):
                 continue
-            if any(reader.hits(n) for n in self.modules.everything for reader in readers):
+            if any(reader.hits(n) for n in self._numbered(pattern) for reader in readers):
                 continue
             message = f"{pattern!r} matches no module, also not under the names that engines use"
             self.found.add("exclude-matches-nothing", self.place, message)
+
+    def _numbered(self, pattern: str) -> Iterable[str]:
+        """Matrices of experts that a pattern may single out by number; the names that are always tried hold expert 0."""
+        if "[" in pattern or "\\d" in pattern:
+            return self.modules.everything
+        if not self.by_expert:
+            for module in self.modules.everything:
+                if match := _EXPERT.fullmatch(module):
+                    self.by_expert.setdefault(match[2], []).append(module)
+        return (module for number in re.findall(r"\d+", pattern) for module in self.by_expert.get(number, ()))
 
     def excluded_but_quantized(self, patterns: Iterable[str]) -> None:
         """A module with packed tensors that some engine would leave unquantized."""
@@ -296,7 +307,7 @@ class _Judge:
         parents: dict[str, set[str]] = {}
         for module in self.modules.everything:
             match = _EXPERT.fullmatch(module)
-            path = f"{match[1]}.0.{match[2]}" if match else module
+            path = f"{match[1]}.0.{match[3]}" if match else module
             parents.setdefault(path.rpartition(".")[0], set()).add(path.rpartition(".")[2])
             names[path] = None
         for parent, leaves in parents.items():

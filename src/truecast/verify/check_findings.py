@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from truecast.verify.check_rules import RULES
-
-SHOWN = 20
-"""Findings of one rule on one class of tensors that are listed; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class Collector:
         severity = severity or rule.severity
         kind = self.kinds.setdefault((rule_id, severity, tensor_class(place)), _Kind())
         kind.total += 1
-        if len(kind.shown) < SHOWN:
+        if len(kind.shown) < rule.shown:
             kind.shown.append(Finding(rule_id, severity, place, message, why or rule.why, remedy or rule.remedy))
 
     def merge(self, other: Collector) -> None:
@@ -98,7 +96,7 @@ class Collector:
         for key, theirs in other.kinds.items():
             ours = self.kinds.setdefault(key, _Kind())
             ours.total += theirs.total
-            ours.shown += theirs.shown[: SHOWN - len(ours.shown)]
+            ours.shown += theirs.shown[: max(0, RULES[key[0]].shown - len(ours.shown))]
 
     def findings(self) -> list[Finding]:
         """Errors before warnings; where a class has more than is shown, one last finding that says how many."""
@@ -110,7 +108,9 @@ class Collector:
             yield from kind.shown
             if kind.total > len(kind.shown):
                 rule, more = RULES[rule_id], kind.total - len(kind.shown)
-                yield Finding(rule_id, severity, Place(tensor=name), f"and {more} more", rule.why, rule.remedy)
+                of_files = kind.shown[0].place.tensor is None and kind.shown[0].place.module is None
+                place = Place(file=name) if of_files else Place(tensor=name)
+                yield Finding(rule_id, severity, place, f"and {more} more", rule.why, rule.remedy)
 
     def totals(self, severity: str | None = None) -> dict[str, int]:
         """Rule -> how often it was broken, listed or not."""
@@ -122,6 +122,8 @@ class Collector:
 
 
 def tensor_class(place: Place) -> str:
-    """The place's tensor, module or file with every number replaced by ``*``."""
-    name = place.tensor or place.module or place.file or ""
+    """The place's tensor or module with every numbered part replaced by ``*``; its file with every number."""
+    name = place.tensor or place.module
+    if name is None:
+        return re.sub(r"\d+", "*", place.file or "")
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))

@@ -5,7 +5,7 @@ Engine behaviour was read in SGLang 0.5.20 and vLLM 0.33.0, or is taken from the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ERROR, WARNING = "error", "warning"
 
@@ -17,6 +17,8 @@ class Rule:
     severity: str
     why: str
     remedy: str
+    shown: int = 20
+    """How many of one class of tensors are listed before the rest is only counted."""
 
 
 _DOWNLOAD = "download the file again and compare its sha256 with the publisher's"
@@ -257,5 +259,9 @@ CONFIG = {
     ),
 }
 
-RULES: dict[str, Rule] = {**FILES, **PARTS, **SCALES, **CONFIG}
+_A_CLASS_AT_A_TIME = ("exclude-", "format-metadata")  # what hits one layer hits them all
+RULES: dict[str, Rule] = {
+    name: replace(rule, shown=3) if name.startswith(_A_CLASS_AT_A_TIME) else rule
+    for name, rule in {**FILES, **PARTS, **SCALES, **CONFIG}.items()
+}
 """Every id that ``check`` can report."""
