@@ -24,9 +24,10 @@ def test_sound_checkpoint(tmp_path, layout, input_scale):
 
 
 def test_progress_adds_up(tmp_path):
-    seen: list[int] = []
-    report = check(moe(tmp_path / "m").write(), progress=seen.append)
-    assert sum(seen) == report.counts["bytes_read"] > 0
+    seen: list[tuple[str, int, int]] = []
+    report = check(moe(tmp_path / "m").write(), progress=lambda *told: seen.append(told))
+    scales = report.counts["scales"]
+    assert sum(done for _, done, _ in seen) == scales and {total for _, _, total in seen} == {scales}
 
 
 def test_codes_of_a_sound_checkpoint_are_not_read(tmp_path):

@@ -22,6 +22,8 @@ from truecast.verify.check_findings import Collector, Finding
 from truecast.verify.check_scales import ScaleResult, check_input_scales, check_twins, scale_jobs, scan_shard
 
 SCHEMA = "truecast.check/1"
+Progress = Callable[[str, int, int], None]
+"""Told ``(stage, bytes just done, bytes in all)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,10 @@ class CheckReport:
         }
 
 
-def check(
-    location: str | os.PathLike[str], *, jobs: int = 1, progress: Callable[[int], None] | None = None
-) -> CheckReport:
+def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress | None = None) -> CheckReport:
     """Judge a folder, a ``.safetensors`` file or an fsspec URL.
 
-    ``progress`` is told bytes of scales and codes as they are read. ``jobs`` is taken for the pool to come; shards are
+    ``progress`` is told bytes of block scales as they are done. ``jobs`` is taken for the pool to come; shards are
     scanned one after another.
     Raises: InputError if there is no checkpoint at all, or if a file cannot be read.
     """
@@ -87,11 +87,12 @@ def check(
     check_banks(found, contents.matrices.values(), plain_experts)
 
     result = ScaleResult()
-    for job in scale_jobs(checkpoint.opener, contents.matrices.values()):
-        part = scan_shard(job)
-        result.merge(part)
+    parts = scale_jobs(checkpoint.opener, contents.matrices.values())
+    total = sum(part.scale_bytes for part in parts)
+    for part in parts:
+        result.merge(scan_shard(part))
         if progress:
-            progress(part.bytes_read)
+            progress("scales", part.scale_bytes, total)
     found.merge(result.found)
     check_twins(found, family, contents.matrices, result.global_scales)
 

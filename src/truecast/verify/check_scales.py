@@ -40,6 +40,11 @@ class ScaleJob:
     file: str
     matrices: tuple[Matrix, ...]
 
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of block scales to read."""
+        return sum(m.rows * m.cols // group_size(LAYOUTS[m.layout].FORMAT) for m in self.matrices)
+
 
 @dataclass(slots=True)
 class ScaleResult:
