@@ -53,7 +53,9 @@ def plain(rng: np.random.Generator, dtype: str, *shape: int) -> tuple[str, tuple
     return dtype, shape, rng.integers(0, 120, int(np.prod(shape)) * width, dtype=np.uint8).tobytes()
 
 
-def kimi_k3(folder: Path, seed: int = 0, rows: int = 32, cols: int = 64, edit: Callable[[U8, U8], None] | None = None) -> Path:
+def kimi_k3(
+    folder: Path, seed: int = 0, rows: int = 32, cols: int = 64, edit: Callable[[U8, U8], None] | None = None
+) -> Path:
     """Two shards with experts, one with plain tensors only. ``edit`` changes w1 of expert 0 (codes, scales)."""
     rng = np.random.default_rng(seed)
     shards: list[Tensors] = [{}, {}, {}]
@@ -99,7 +101,10 @@ def deepseek_v4(folder: Path, seed: int = 0) -> Path:
                 shards[number][name + ".scale"] = "F8_E8M0", scales.shape, scales.tobytes()
     shards[0]["layers.0.attn.wkv.weight"] = plain(rng, "F8_E4M3", 128, 128)
     shards[0]["layers.0.attn.wkv.scale"] = plain(rng, "F8_E8M0", 1, 1)
-    config = {"model_type": "deepseek_v4", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    config = {
+        "model_type": "deepseek_v4",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
     return write_checkpoint(folder, shards, config)
 
 
