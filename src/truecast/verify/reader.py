@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 from truecast.checkpoint.files import ByteFile, Opener
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
 """Files are read in pieces of this size: both sides' pieces stay in the cache while they are hashed and compared, and
 the memory for them is used again rather than returned and faulted in anew."""
 
