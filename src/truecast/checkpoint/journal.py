@@ -80,7 +80,8 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._fresh and not (self.folder / "shards").exists():
+        untouched = self._fresh and not (self.folder / "shards").exists() and list(self.out.iterdir()) == [self.folder]
+        if error is not None and untouched:
             shutil.rmtree(self.folder)  # nothing was written: leave no trace
             with contextlib.suppress(OSError):
                 self.out.rmdir()
@@ -91,6 +92,8 @@ class Journal:
         records: dict[str, dict[str, Any]] = {}
         for path in sorted((self.folder / "shards").glob("*.json")):
             record, shard = _load(path), self.out / path.name.removesuffix(".json")
+            if not isinstance(record.get("bytes"), int):
+                raise _damaged(path)
             if shard.is_file() and shard.stat().st_size == record["bytes"]:
                 records[shard.name] = record
         for leftover in self.out.glob(f"*{PARTIAL_SUFFIX}"):
@@ -126,7 +129,11 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except ValueError:
-        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again") from None
+        raise _damaged(path) from None
     if not isinstance(document, dict):
-        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")
+        raise _damaged(path)
     return document
+
+
+def _damaged(path: Path) -> RefusedError:
+    return RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")
