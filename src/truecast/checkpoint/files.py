@@ -58,7 +58,10 @@ class LocalFile:
         """See :class:`ByteFile`."""
         have = 0
         while have < len(buffer):  # one call stops at 2 GiB
-            got = os.preadv(self.fd, [buffer[have:]], start + have)
+            try:
+                got = os.preadv(self.fd, [buffer[have:]], start + have)
+            except OSError as error:
+                raise InputError(f"cannot read: {error.strerror}", where=str(self.path)) from None
             if got == 0:
                 raise InputError(
                     f"ends at byte {start + have}, {start + len(buffer)} wanted",

@@ -61,9 +61,12 @@ class FileWriter:
                 except OSError as error:
                     if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                         raise
-                    self.write(os.pread(source_fd, step, offset))
-                    offset += step
-                    continue
+                    data = os.pread(source_fd, step, offset)
+                    self.write(data)
+                    offset += len(data)
+                    if data:
+                        continue
+                    copied = 0
             if copied == 0:
                 raise InputError("the source ended early", where=str(self.path), fix="is it still being written?")
             self._digest.update(os.pread(source_fd, copied, offset))

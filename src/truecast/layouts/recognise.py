@@ -84,7 +84,9 @@ def _packed_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Inpu
         ", ".join(f"{stem.rpartition('.')[2]}{s} {t.dtype} {list(t.shape)}" for s, t in partners.items()) or "no scales"
     )
     cols = tensor.shape[-1] * 2 if len(tensor.shape) == 2 else tensor.shape[-1] * tensor.shape[-2] * 2
-    if tensor.dtype in ("U8", "I8") and cols % 32:
+    if 0 in tensor.shape:
+        problem = f"{tensor.dtype} {list(tensor.shape)} is empty"
+    elif tensor.dtype in ("U8", "I8") and cols % 32:
         problem = f"its last dimension holds {cols} elements, which is no multiple of 32"
     elif not partners:
         problem = f"{tensor.dtype} {list(tensor.shape)} looks packed, but its scales are missing"
