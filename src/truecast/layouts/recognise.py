@@ -49,7 +49,7 @@ def recognise(tensors: Mapping[str, TensorInfo], problem: Callable[[InputError],
     claimed: set[str] = set()
     layouts = [layout for layout in LAYOUTS.values() if layout.FORMAT != "bf16"]
     for tensor in tensors.values():
-        if tensor.dtype not in _PACKED_DTYPES or tensor.name.endswith(_PARTS):
+        if tensor.dtype not in _PACKED_DTYPES or tensor.name.endswith(_PARTS) or 0 in tensor.shape:
             continue
         for layout in layouts:
             found = layout.match(tensor, tensors)
