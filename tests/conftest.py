@@ -119,8 +119,7 @@ def tiny_shards() -> Callable[[], dict[str, Tensors]]:
     """Two experts over two shards with MXFP4 matrices, and a third shard without: new dicts at each call."""
 
     def pattern(size: int, seed: str) -> bytes:
-        stream = hashlib.shake_256(seed.encode()).digest(size)
-        return stream
+        return hashlib.shake_256(seed.encode()).digest(size)
 
     def make() -> dict[str, Tensors]:
         shards: dict[str, Tensors] = {}

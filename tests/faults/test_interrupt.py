@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +19,14 @@ import pytest
 def test_interrupt_at_random_instants(
     seed: int, start: Callable[..., Any], k3: Path, reference: Any, tree: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    """From the moment that the output folder exists; twice, then to the end."""
+    """From the moment that the first worker is born; twice, then to the end."""
     rng = random.Random(100 + seed)
     out = tmp_path / "out"
     for _ in range(2):
         run = start(k3, out)
-        run.until((out / ".truecast" / "journal.json").exists)
+        run.until(run.workers)
         if seed:  # the first one at once
-            time.sleep(rng.uniform(0, 0.8 * reference.total_s))
+            time.sleep(rng.uniform(0, 0.6 * reference.total_s))
         _interrupt(run)
         assert reference.same_shards(out)
     assert start(k3, out).wait()[0] == 0
@@ -50,12 +52,24 @@ def test_interrupt_at_the_borders_of_phases(
     assert tree(out) == reference.tree
 
 
+def test_interrupt_while_the_program_loads(command: Callable[..., list[str]], environment: dict[str, str]) -> None:
+    loading = {**environment, "PYTHONPROFILEIMPORTTIME": "1"}  # a line on stderr for each module that was imported
+    with subprocess.Popen(
+        command("inspect", "nowhere"), env=loading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        seen = next(line for line in process.stderr if "numpy.version" in line)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, ""), seen + err
+    assert "Traceback" not in err
+    assert err.endswith("truecast: interrupted\n")
+
+
 def _interrupt(run: Any) -> None:
     begun = time.monotonic()
-    try:
+    with contextlib.suppress(ProcessLookupError):
         run.interrupt()
-    except ProcessLookupError:
-        pass
     code, out, err = run.wait()
     run.assert_gone()
     if code != 0:  # not over before

@@ -48,7 +48,9 @@ def test_between_runs(
     assert tree(out) == reference.tree
 
 
-def test_after_a_complete_run(tiny: Path, tmp_path: Path, cli: Callable[..., Any], stamps: Callable[[Path], Any]) -> None:
+def test_after_a_complete_run(
+    tiny: Path, tmp_path: Path, cli: Callable[..., Any], stamps: Callable[[Path], Any]
+) -> None:
     out = tmp_path / "out"
     assert cli("convert", tiny, out, "--to", "nvfp4", "--jobs", 1).code == 0
     before = stamps(out)
@@ -60,9 +62,7 @@ def test_after_a_complete_run(tiny: Path, tmp_path: Path, cli: Callable[..., Any
 
 
 @pytest.mark.parametrize("change", ["one byte", "grown", "truncated", "removed"])
-def test_during_the_run(
-    change: str, start: Callable[..., Any], k3_copy: Path, reference: Any, tmp_path: Path
-) -> None:
+def test_during_the_run(change: str, start: Callable[..., Any], k3_copy: Path, reference: Any, tmp_path: Path) -> None:
     """After the headers were read, before the first worker reads a scale."""
     out = tmp_path / "out"
     victim = sorted(k3_copy.glob("*.safetensors"))[8]

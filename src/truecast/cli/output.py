@@ -21,6 +21,9 @@ from truecast.errors import RefusedError
 REPORT_EVERY_S = 30.0
 """Without a terminal, progress is one line this often."""
 
+PIPE_COLUMNS = 10_000
+"""Without a terminal no name is ever cut."""
+
 Report = Callable[[str, int, int], None]
 """Told ``(stage, bytes done since the last call, bytes of the whole stage)``."""
 
@@ -31,7 +34,7 @@ def print_result(args: argparse.Namespace, document: Mapping[str, Any], render: 
         if args.json:
             print(json.dumps({"schema": f"truecast.{args.verb}/1", **document}, indent=1, ensure_ascii=False))
         else:
-            wide = None if sys.stdout.isatty() else 200  # piped output is not wrapped to 80 columns
+            wide = None if sys.stdout.isatty() else PIPE_COLUMNS
             # names come from files: they are no markup
             render(_Console(width=wide, highlight=False, soft_wrap=True, markup=False, emoji=False))
         sys.stdout.flush()
