@@ -15,7 +15,7 @@ from truecast.checkpoint.source import Checkpoint
 from truecast.errors import InputError, UsageError
 from truecast.families import Family, find_family
 from truecast.families.base import is_kept, twin_key
-from truecast.layouts import Layout, dialects, find_layout
+from truecast.layouts import Layout, dialects, find_layout, nvfp4_modelopt
 from truecast.layouts.base import Matrix, OutTensor
 from truecast.layouts.recognise import Contents, recognise
 
@@ -118,7 +118,8 @@ def plan(source: Checkpoint, target: Target) -> Plan:
         raise InputError(f"is {layout.NAME} already: nothing to do", where=source.location)
     activations = target.activations
     if activations is None:
-        activations = any(m.input_scale is not None for m in cast)
+        wanted = (layout.FORMAT, layout.DIALECT) in family.wants_input_scales
+        activations = wanted or any(m.input_scale is not None for m in cast)
     if activations and layout.FORMAT != "nvfp4":
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
     emitted = list(layout.emit(cast, activations))
@@ -156,7 +157,7 @@ def _split_kept(contents: Contents, family: Family, layout: Layout) -> tuple[lis
     kept: list[Matrix] = []
     cast: list[Matrix] = []
     for matrix in contents.matrices.values():
-        keep = matrix.layout == layout.NAME or (layout.FORMAT == "nvfp4" and is_kept(family, matrix.name))
+        keep = matrix.layout == layout.NAME or (layout.NAME == nvfp4_modelopt.NAME and is_kept(family, matrix.name))
         (kept if keep else cast).append(matrix)
     return kept, cast
 

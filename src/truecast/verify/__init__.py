@@ -1,0 +1,1 @@
+"""Judging checkpoints by reading them back: `verify` holds two against each other, `check` looks at one."""
