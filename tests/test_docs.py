@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from examples.shaped import kimi_k3
 from truecast.cli.main import VERBS, build_parser
+from truecast.convert import Target, convert
+from truecast.verify import verify
 from truecast.verify.check_rules import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +38,7 @@ def code_lines(text: str) -> Iterator[str]:
 
 def expand(line: str) -> list[str]:
     """A synopsis as command lines: ``[optional]`` once with and once without, ``a|b`` as its first choice."""
+    line = re.sub(r"\bSIZE\b", "5GB", re.sub(r"\bN\b", "2", line))
     full = re.sub(r"[\[\]]|\.\.\.", "", line)
     bare = line
     while bare != (shorter := re.sub(r"\s*\[[^\[\]]*\]", "", bare)):
@@ -99,3 +106,24 @@ def test_make_targets_of_the_readme_exist() -> None:
         for line in code_lines(page.read_text(encoding="utf-8")):
             if found := re.match(r"make ([a-z]+)", line):
                 assert re.search(rf"^{found.group(1)}:", makefile, re.MULTILINE), line
+
+
+def test_the_certificate_script_proves_one_tensor(tmp_path: Path) -> None:
+    source, out, certificate = tmp_path / "source", tmp_path / "out", tmp_path / "certificate.json"
+    kimi_k3.make(source, shape=kimi_k3.K3Shape(layers=2, experts=2))
+    convert(source, out, Target("nvfp4"))
+    assert verify(source, out, certificate=certificate).ok
+    name = "language_model.model.layers.1.block_sparse_moe.experts.1.w2"
+    script = re.findall(r"```python\n(.+?)```", (DOCS / "verify.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    command = [sys.executable, "-c", script, str(out), str(certificate), name]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{name}: {128 * 96:,} values proved\n"
+
+    shard = out / json.loads((out / "model.safetensors.index.json").read_bytes())["weight_map"][f"{name}.weight_scale"]
+    data = bytearray(shard.read_bytes())
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    data[8 + int.from_bytes(data[:8], "little") + header[f"{name}.weight_scale"]["data_offsets"][0]] ^= 1
+    shard.write_bytes(data)
+    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "other bytes" in failed.stderr
