@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from truecast import __version__
-from truecast.cli import convert, inspect, plan
+from truecast.cli import check, convert, inspect, plan, verify
 from truecast.cli.output import print_error
 from truecast.errors import TruecastError
 
-VERBS = (inspect, plan, convert)
+VERBS = (inspect, plan, convert, verify, check)
 INTERRUPTED = 130
 
 

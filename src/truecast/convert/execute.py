@@ -12,12 +12,12 @@ from typing import Any
 from truecast import __version__
 from truecast.checkpoint.files import stream
 from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal, encode_json
+from truecast.checkpoint.pool import run_jobs
 from truecast.checkpoint.source import Checkpoint, open_checkpoint, open_shards
 from truecast.checkpoint.writer import FileWriter, explained, write_file
 from truecast.convert.configs import GENERATED, small_files
 from truecast.convert.manifest import build_manifest, encode_manifest, load_manifest
 from truecast.convert.plan import Plan, ShardPlan, Target, plan
-from truecast.convert.pool import run_jobs
 from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, scan
 from truecast.convert.shard import ShardJob, write_shard

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from truecast.casts import mxfp4_to_nvfp4, to_bf16
 from truecast.checkpoint.files import ByteFile
+from truecast.checkpoint.pool import run_jobs
 from truecast.convert.plan import Plan
-from truecast.convert.pool import run_jobs
 from truecast.convert.reading import SourceFiles
 from truecast.errors import InputError
 from truecast.formats import e8m0, exact
