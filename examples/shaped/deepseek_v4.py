@@ -20,7 +20,6 @@ from examples.shaped.auxiliary import LICENSE, readme, to_json
 from examples.shaped.command import run
 from examples.shaped.contents import BIAS, CODES, EXPERT_IDS, FP8, FP8_SCALES, NORM, SCALES, Spec
 from examples.shaped.shards import Made, write_checkpoint
-from truecast.layouts.mxfp4_deepseek import quantization_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +215,13 @@ def config(shape: V4Shape) -> dict[str, Any]:
         "o_lora_rank": shape.o_lora,
         "q_lora_rank": shape.q_lora,
         "qk_rope_head_dim": shape.rope_dim,
-        "quantization_config": quantization_config([], activations=False),
+        "quantization_config": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "scale_fmt": "ue8m0",
+            "weight_block_size": [128, 128],
+        },
         "rms_norm_eps": 1e-06,
         "rope_scaling": {
             "beta_fast": 32,

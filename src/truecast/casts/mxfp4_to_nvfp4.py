@@ -81,7 +81,9 @@ def cast(scales: U8, m: int, read_packed: Callable[[], U8]) -> tuple[U8 | None, 
     Exact: for every half block that is not in ``report.inexact``. All-zero half blocks keep their codes and get
     ``2^clamp(k-m, -9, 8)``. Byte 255 among the scales is the caller's to refuse.
     """
-    block_scales = _twice(np.frombuffer(scales.tobytes().translate(block_scale_table(m)), np.uint8).reshape(scales.shape))
+    block_scales = _twice(
+        np.frombuffer(scales.tobytes().translate(block_scale_table(m)), np.uint8).reshape(scales.shape)
+    )
     report = NVFP4Report(half_blocks=block_scales.size)
     packed = None
     if not block_scales.all():

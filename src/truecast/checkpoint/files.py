@@ -27,7 +27,7 @@ class ByteFile(Protocol):
     chunk_bytes: int
     """How much to ask for at a time when streaming."""
 
-    def read(self, start: int, end: int) -> bytes | bytearray:
+    def read(self, start: int, end: int) -> bytes:
         """Bytes ``start`` to ``end``. Raises: InputError if the file ends earlier."""
 
     def read_into(self, start: int, buffer: memoryview) -> None:
@@ -54,11 +54,14 @@ class LocalFile:
             raise InputError("is no regular file", where=str(path), fix="download it again")
         self.size = status.st_size
 
-    def read(self, start: int, end: int) -> bytearray:
+    def read(self, start: int, end: int) -> bytes:
         """Bytes ``start`` to ``end``; one copy out of the page cache."""
-        data = bytearray(end - start)
+        whole = os.pread(self.fd, end - start, start)
+        if len(whole) == end - start:
+            return whole
+        data = bytearray(end - start)  # one call stops at 2 GiB
         self.read_into(start, memoryview(data))
-        return data
+        return bytes(data)
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """See :class:`ByteFile`."""

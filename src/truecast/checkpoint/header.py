@@ -125,6 +125,8 @@ def _parse(raw: bytes, file: str) -> dict[str, Any]:
 
 def _entry(name: str, value: Any, file: str, data_start: int) -> TensorInfo:
     where = f"{name} in {file}"
+    if not name.isprintable():
+        raise InputError(f"the tensor name {name!r} holds control characters", where=file)
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise InputError("header entry lacks dtype, shape or data_offsets", where=where)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]

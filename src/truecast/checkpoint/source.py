@@ -92,10 +92,13 @@ def open_checkpoint(location: str | os.PathLike[str], problem: Problem | None = 
     if "://" in text:
         return _open_remote(text, report)
     path = Path(text)
-    if not path.exists():
-        raise InputError("no such file or folder", where=text)
+    try:
+        if not path.exists():
+            raise InputError("no such file or folder", where=text)
+        names = sorted(e.name for e in os.scandir(path) if e.is_file() or e.is_symlink()) if path.is_dir() else []
+    except OSError as error:
+        raise InputError(f"cannot open: {error.strerror}", where=text) from None
     if path.is_dir():
-        names = sorted(e.name for e in os.scandir(path) if e.is_file() or e.is_symlink())
         local = LocalOpener(path)
         return _assemble(text, path, names, local, report, _walk_auxiliary(path))
     if path.suffix != SHARD_SUFFIX:
@@ -192,6 +195,7 @@ def _assemble(
     checkpoint = Checkpoint(location, {}, {}, {}, {}, {}, auxiliary, index, opener, local_path)
     if CONFIG in names:
         checkpoint.config = _json_object(checkpoint.read_small(CONFIG), f"{location}/{CONFIG}")
+        _check_config(checkpoint.config, f"{location}/{CONFIG}")
     for name in wanted:
         if name not in present:
             report(
@@ -209,6 +213,14 @@ def _assemble(
     if index is not None:
         _compare_with_index(checkpoint, weight_map, index_name, report)
     return checkpoint
+
+
+def _check_config(config: dict[str, Any], where: str) -> None:
+    """Refuse keys of another type than everything here relies on, at the top and one level down."""
+    for block in (config, *(v for v in config.values() if isinstance(v, dict))):
+        for key, kind, name in (("quantization_config", dict, "object"), ("model_type", str, "string")):
+            if not isinstance(block.get(key), (kind, type(None))):
+                raise InputError(f"{key} is no JSON {name}", where=where, fix="download it again")
 
 
 def _read_index(location: str, names: list[str], opener: Opener) -> tuple[str, dict[str, Any] | None, dict[str, str]]:

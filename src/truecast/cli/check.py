@@ -33,6 +33,5 @@ def _render(console: Console, result: CheckReport) -> None:
         console.print(f"        {finding.message}", markup=False)
         console.print(f"        why: {finding.why}", markup=False)
         console.print(f"        remedy: {finding.remedy}", markup=False)
-    errors = sum(f.severity == "error" for f in result.findings)
     verdict = "PASS" if result.ok else "FAIL"
-    console.print(f"{verdict}  {errors} errors, {len(result.findings) - errors} warnings")
+    console.print(f"{verdict}  {result.errors:,} errors, {result.warnings:,} warnings")

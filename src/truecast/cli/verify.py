@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.against is not None:
         if args.out is not None or args.certificate is not None:
             raise UsageError("--against takes one checkpoint and no --certificate")
-        with progress(args) as report:
-            result = verify_against(args.src, args.against, args.tensor, jobs=args.jobs, progress=report)
+        result = verify_against(args.src, args.against, args.tensor)
     elif args.out is None:
         raise UsageError("verify needs SRC and OUT", fix="or one checkpoint and --against FILE")
     elif args.tensor:
@@ -52,14 +51,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _render(console: Console, result: Report) -> None:
-    for failure in result.failures[:SHOWN]:
-        console.print(f"FAIL  {failure}", markup=False)
-    if result.failure_count > SHOWN:
-        console.print(f"      and {result.failure_count - SHOWN:,} more")
+    for failure in result.failures.kept[:SHOWN]:
+        place = [failure.tensor, f"in {failure.file}" if failure.tensor and failure.file else failure.file]
+        if failure.row is not None:
+            place.append(f"at row {failure.row}, column {failure.column}")
+        console.print(f"FAIL  {' '.join(p for p in place if p)}: {failure.message}", markup=False)
+    if result.failures.total > SHOWN:
+        console.print(f"      and {result.failures.total - SHOWN:,} more")
     for note in result.notes:
         console.print(f"note  {note}", markup=False)
+    counts = result.counts
     console.print(
-        f"{'PASS' if result.ok else 'FAIL'}  {result.matrices:,} matrices, {result.half_blocks:,} half blocks,"
-        f" {result.elements:,} elements compared; {result.copied:,} tensors byte for byte;"
-        f" {gigabytes(result.bytes_read)} read"
+        f"{'PASS' if result.ok else 'FAIL'}  {counts.matrices:,} matrices, {counts.half_blocks:,} half blocks,"
+        f" {counts.elements:,} elements compared; {counts.copied_tensors:,} tensors byte for byte;"
+        f" {gigabytes(counts.bytes_read)} read"
     )

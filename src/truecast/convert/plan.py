@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from truecast.checkpoint.source import Checkpoint
 from truecast.errors import InputError, UsageError
 from truecast.families import Family, find_family
 from truecast.families.base import is_kept, twin_key
-from truecast.layouts import Layout, dialects, find_layout
+from truecast.layouts import Layout, dialects, find_layout, nvfp4_modelopt
 from truecast.layouts.base import Matrix, OutTensor
 from truecast.layouts.recognise import Contents, recognise
 
@@ -95,7 +95,8 @@ class Plan:
 
     def digest(self) -> str:
         """sha256 over the target's options and every output header: what the journal compares."""
-        digest = hashlib.sha256(json.dumps([asdict(self.target), self.layout.NAME, self.activations]).encode())
+        options = [self.layout.NAME, self.activations, self.target.allow_inexact]  # defaults resolved: however spelt
+        digest = hashlib.sha256(json.dumps(options).encode())
         for shard in self.shards:
             digest.update(shard.file.encode() + b"\0")
             digest.update(self.source.header_sha256[shard.verbatim].encode() if shard.verbatim else shard.header)
@@ -118,7 +119,8 @@ def plan(source: Checkpoint, target: Target) -> Plan:
         raise InputError(f"is {layout.NAME} already: nothing to do", where=source.location)
     activations = target.activations
     if activations is None:
-        activations = any(m.input_scale is not None for m in cast)
+        wanted = (layout.FORMAT, layout.DIALECT) in family.wants_input_scales
+        activations = wanted or any(m.input_scale is not None for m in cast)
     if activations and layout.FORMAT != "nvfp4":
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
     emitted = list(layout.emit(cast, activations))
@@ -156,7 +158,7 @@ def _split_kept(contents: Contents, family: Family, layout: Layout) -> tuple[lis
     kept: list[Matrix] = []
     cast: list[Matrix] = []
     for matrix in contents.matrices.values():
-        keep = matrix.layout == layout.NAME or (layout.FORMAT == "nvfp4" and is_kept(family, matrix.name))
+        keep = matrix.layout == layout.NAME or (layout.NAME == nvfp4_modelopt.NAME and is_kept(family, matrix.name))
         (kept if keep else cast).append(matrix)
     return kept, cast
 

@@ -100,6 +100,8 @@ def _packed_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Inpu
         problem = f"its last dimension holds {cols} elements, which is no multiple of 32"
     elif not partners:
         problem = f"{tensor.dtype} {list(tensor.shape)} looks packed, but its scales are missing"
+    elif tensor.dtype == "I32":
+        problem = f"I32 {list(tensor.shape)} with {have} is packed in words, which no layout here reads"
     else:
         mxfp4 = "" if bank else f" MXFP4 wants scales U8 {[*rest, cols // 32]},"
         problem = (

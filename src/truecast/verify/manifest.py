@@ -1,0 +1,91 @@
+"""What ``truecast.json`` says, held against itself: it is a claim, and proves nothing alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from truecast.checkpoint.files import ByteFile
+from truecast.checkpoint.journal import MANIFEST
+from truecast.verify.report import Failures
+from truecast.verify.rules import Place, Rules
+
+SCHEMA = "truecast.manifest/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The parts of a manifest that verification uses. ``files``: name -> (size in bytes, sha256)."""
+
+    fingerprint: str
+    files: dict[str, tuple[int, str]]
+    target_format: str
+    allow_inexact: bool
+    dropped: dict[str, str]
+    inexact: dict[str, dict[Place, float]]
+    rounded: dict[str, int]
+    renormalised: int
+
+    @property
+    def rules(self) -> Rules:
+        """What it allows and prescribes about matrices."""
+        return Rules(self.target_format == "nvfp4", self.allow_inexact, self.inexact, self.rounded)
+
+
+def read_manifest(file: ByteFile, failures: Failures) -> Manifest | None:
+    """Read and check a manifest; whatever is wrong with it is a failure, and then it is not used (None)."""
+    raw = file.read(0, file.size)
+    try:
+        document = json.loads(raw.decode("utf-8"))
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise ValueError(f"is no {SCHEMA} document")
+        _check_own_hash(document, raw)
+        return _parse(document)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        failures.add("manifest", f"is damaged: {why}", file=MANIFEST)
+        return None
+
+
+def _check_own_hash(document: dict[str, Any], raw: bytes) -> None:
+    body = {k: v for k, v in document.items() if k != "sha256"}
+    said = document.get("sha256")
+    if said != hashlib.sha256(_encode(body)).hexdigest():
+        raise ValueError("its content does not have the sha256 that it states of itself")
+    body["sha256"] = said
+    if _encode(body) != raw:
+        raise ValueError("its bytes are not those that truecast writes for this content")
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def _parse(document: dict[str, Any]) -> Manifest:
+    inexact: dict[str, dict[Place, float]] = defaultdict(dict)
+    for entry in document["inexact"]:
+        inexact[str(entry["matrix"])][int(entry["row"]), int(entry["column"])] = float(entry["squared_error"])
+    files = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in document["files"].items()}
+    for name in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or str(path) != name:
+            raise ValueError(f"names the file {name!r}, which is no path inside the folder")
+    allow = document["target"]["inexact"]
+    if allow not in ("allow", "error"):
+        raise ValueError(f"target.inexact is {allow!r}")
+    if inexact and allow != "allow":
+        raise ValueError("lists inexact half blocks although target.inexact is 'error'")
+    return Manifest(
+        fingerprint=str(document["source"]["fingerprint"]),
+        files=files,
+        target_format=str(document["target"]["format"]),
+        allow_inexact=allow == "allow",
+        dropped={str(k): str(v) for k, v in document["dropped"].items()},
+        inexact=dict(inexact),
+        rounded={str(k): int(v) for k, v in document["inexact_matrices"].items()},
+        renormalised=int(document["blocks"]["renormalised"]),
+    )

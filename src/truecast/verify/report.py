@@ -1,0 +1,114 @@
+"""What a verification found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+KEPT_FAILURES = 1000
+"""So many failures are kept in full; the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One thing that does not hold. ``row`` and ``column`` name the first element concerned, in its matrix or tensor.
+
+    ``kind``: ``value``, ``scale``, ``global_scale``, ``input_scale``, ``bias``, ``bytes`` (a copied tensor), ``shape``,
+    ``missing``, ``extra``, ``inexact``, ``twins``, ``header``, ``index``, ``manifest``, ``source``, ``file``, ``hash``,
+    ``certificate``.
+    """
+
+    kind: str
+    file: str
+    tensor: str
+    row: int | None
+    column: int | None
+    message: str
+
+
+@dataclass(slots=True)
+class Failures:
+    """Failures as they come, bounded."""
+
+    kept: list[Failure] = field(default_factory=list)
+    total: int = 0
+
+    def add(
+        self,
+        kind: str,
+        message: str,
+        *,
+        file: str = "",
+        tensor: str = "",
+        row: int | None = None,
+        column: int | None = None,
+    ) -> None:
+        """Note one failure."""
+        self.extend([Failure(kind, file, tensor, row, column, message)])
+
+    def extend(self, failures: Iterable[Failure], total: int | None = None) -> None:
+        """Note several; ``total`` if they stand for more than themselves."""
+        found = list(failures)
+        self.total += len(found) if total is None else total
+        self.kept += found[: max(0, KEPT_FAILURES - len(self.kept))]
+
+
+@dataclass(frozen=True, slots=True)
+class Inexact:
+    """A half block of 16 elements (first element ``row``, ``column``) whose values changed, as the manifest says."""
+
+    matrix: str
+    row: int
+    column: int
+    squared_error: float
+
+
+@dataclass(slots=True)
+class Counts:
+    """How much was compared. A half block is 16 elements that share an NVFP4 scale."""
+
+    source_tensors: int = 0
+    out_tensors: int = 0
+    copied_tensors: int = 0
+    matrices: int = 0
+    half_blocks: int = 0
+    elements: int = 0
+    renormalised_half_blocks: int = 0
+    inexact_half_blocks: int = 0
+    inexact_elements: int = 0
+    """Elements of BF16 outputs that are rounded."""
+    bytes_read: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Add another part's counts."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome. ``ok`` is the claim: every tensor accounted for, every value equal, every byte as recorded."""
+
+    counts: Counts = field(default_factory=Counts)
+    failures: Failures = field(default_factory=Failures)
+    inexact: list[Inexact] = field(default_factory=list)
+    manifest_checked: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Does the claim hold?"""
+        return self.failures.total == 0
+
+    def document(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "ok": self.ok,
+            "counts": asdict(self.counts),
+            "failures_total": self.failures.total,
+            "failures": [asdict(f) for f in self.failures.kept],
+            "inexact": [asdict(b) for b in self.inexact],
+            "manifest_checked": self.manifest_checked,
+            "notes": self.notes,
+        }

@@ -1,0 +1,197 @@
+"""Comparing all that one output file holds: the work of one process, in one pass over the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from truecast.checkpoint.files import Opener
+from truecast.checkpoint.header import BITS
+from truecast.verify.certificate import matrix_entry, tensor_entry
+from truecast.verify.compare import all_zero, compare_packed
+from truecast.verify.compare_bf16 import compare_bf16
+from truecast.verify.matrix import MatrixResult
+from truecast.verify.pairing import Copy, Pair
+from truecast.verify.reader import CHUNK_BYTES, CountingFile, HashingFile, open_files, same_ranges
+from truecast.verify.report import Counts, Failures, Inexact
+from truecast.verify.rules import Rules
+from truecast.verify.stored import Packed, PlainRows, Read, load_bias, load_packed, load_scalar, open_bf16
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """One output file, what it is to be compared with, and how to reach both sides."""
+
+    file: str
+    units: Sequence[Copy | Pair]
+    source_opener: Opener
+    out_opener: Opener
+    rules: Rules
+    certificate: bool = False
+
+
+@dataclass(slots=True)
+class ShardResult:
+    """What came of one file. ``globals``: matrix -> bits of its global scale, and whether it is all zero."""
+
+    file: str
+    sha256: str = ""
+    counts: Counts = field(default_factory=Counts)
+    failures: Failures = field(default_factory=Failures)
+    inexact: list[Inexact] = field(default_factory=list)
+    globals: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    entries: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Certificate entries: ``("matrices" | "tensors", entry)``."""
+
+
+def verify_shard(job: ShardJob) -> ShardResult:
+    """Compare and hash one output file.
+
+    Raises: InputError for a faulty source, or a file that cannot be read.
+    """
+    result = ShardResult(job.file)
+    stacked = any(isinstance(u, Pair) and (u.source.main.row_step, u.out.main.row_step) != (1, 1) for u in job.units)
+    with (
+        open_files(job.source_opener, stacked) as (read_source, sources),
+        open_files(job.out_opener, stacked) as (
+            read_elsewhere,
+            others,
+        ),
+    ):
+        file = HashingFile(job.out_opener(job.file), stacked)
+        try:
+
+            def read_out(name: str) -> CountingFile:
+                return file if name == job.file else read_elsewhere(name)
+
+            for unit in sorted(job.units, key=lambda u: u.start):
+                file.advance(unit.start)
+                if isinstance(unit, Copy):
+                    _verify_copy(unit, read_source, read_out, job.certificate, result)
+                else:
+                    _verify_pair(unit, read_source, read_out, job, result)
+            result.sha256 = file.finish()
+            everything = [file, *sources.values(), *others.values()]
+            result.counts.bytes_read = sum(f.bytes_read for f in everything)
+        finally:
+            file.close()
+    return result
+
+
+def _verify_copy(copy: Copy, read_source: Read, read_out: Read, certificate: bool, result: ShardResult) -> None:
+    source, out = copy.source, copy.out
+    result.counts.copied_tensors += 1
+    if (source.dtype, source.shape) != (out.dtype, out.shape):
+        why = f"is {out.dtype} {list(out.shape)}, the source has {source.dtype} {list(source.shape)}"
+        result.failures.add("shape", why, file=out.file, tensor=out.name)
+        return
+    digest = hashlib.sha256()
+    source_file, out_file = read_source(source.file), read_out(out.file)
+    for offset in range(0, source.nbytes, CHUNK_BYTES):
+        end = min(offset + CHUNK_BYTES, source.nbytes)
+        before = source_file.read(source.start + offset, source.start + end)
+        after = out_file.read(out.start + offset, out.start + end)
+        if before != after:
+            _note_difference(copy, offset, before, after, result)
+            return
+        if certificate:
+            digest.update(before)
+    if certificate:
+        result.entries.append(("tensors", tensor_entry(source, digest.hexdigest())))
+
+
+def _note_difference(copy: Copy, offset: int, before: bytes, after: bytes, result: ShardResult) -> None:
+    at = int(np.flatnonzero(np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8))[0])
+    element = (offset + at) * 8 // BITS[copy.out.dtype]
+    width = copy.out.shape[-1] if copy.out.shape else 1
+    why = f"byte {offset + at} of this copied tensor is 0x{after[at]:02x}, the source has 0x{before[at]:02x}"
+    result.failures.add(
+        "bytes", why, file=copy.out.file, tensor=copy.out.name, row=element // width, column=element % width
+    )
+
+
+def _verify_pair(pair: Pair, read_source: Read, read_out: Read, job: ShardJob, result: ShardResult) -> None:
+    if (pair.source.rows, pair.source.cols) != (pair.out.rows, pair.out.cols):
+        tensor = pair.out.main.tensor
+        why = f"is a matrix {pair.out.rows} x {pair.out.cols}, the source has {pair.source.rows} x {pair.source.cols}"
+        result.failures.add("shape", why, file=tensor.file, tensor=tensor.name)
+        return
+    source = load_packed(pair.source, read_source)
+    stored: Packed | PlainRows
+    if pair.out.format == "bf16":
+        stored = open_bf16(pair.out, read_out)
+        compared = compare_bf16(source, stored, job.rules)
+    else:
+        same_codes = _same_codes(pair, read_source, read_out) if not job.certificate else None
+        stored = out = load_packed(pair.out, read_out)
+        compared = compare_packed(source, out, job.rules, same_codes)
+        if out.global_scale is not None:
+            result.globals[pair.out.name] = int(out.global_scale.view(np.uint32)), all_zero(out)
+    result.counts.add(compared.counts)
+    result.inexact += compared.inexact
+    result.failures.extend(compared.failures)
+    bias = _verify_bias(pair, read_source, read_out, result)
+    _verify_input_scale(pair, read_source, read_out, result)
+    if job.certificate and not compared.failures:
+        result.entries.append(("matrices", matrix_entry(source, pair.out, stored, bias, _changed(compared))))
+
+
+def _same_codes(pair: Pair, read_source: Read, read_out: Read) -> bool | None:
+    """Are the packed codes byte for byte equal? None where they lie too differently to compare ranges."""
+    if not (pair.source.contiguous and pair.out.contiguous):
+        return None
+    before, after = pair.source.main.tensor, pair.out.main.tensor
+    size = pair.out.rows * pair.out.cols // 2
+    return same_ranges(read_source(before.file), pair.source.start, read_out(after.file), pair.out.start, size)
+
+
+def _changed(compared: MatrixResult) -> int:
+    return compared.counts.inexact_half_blocks + compared.counts.inexact_elements
+
+
+def _verify_bias(pair: Pair, read_source: Read, read_out: Read, result: ShardResult) -> bytes | None:
+    before, after = load_bias(pair.source, read_source), load_bias(pair.out, read_out)
+    if before is None and after is None:
+        return None
+    if after is None:
+        tensor = pair.source.parts["bias"].tensor
+        result.failures.add("missing", f"bias of {pair.out.name} is not in the output", tensor=tensor.name)
+        return None
+    tensor = pair.out.parts["bias"].tensor
+    if before is None:
+        why = f"is a bias of {pair.out.name}, which has none in the source"
+        result.failures.add("extra", why, file=tensor.file, tensor=tensor.name)
+    elif pair.source.parts["bias"].tensor.dtype != tensor.dtype:
+        why = f"is {tensor.dtype}, the source has {pair.source.parts['bias'].tensor.dtype}"
+        result.failures.add("shape", why, file=tensor.file, tensor=tensor.name)
+    elif before != after:
+        width = BITS[tensor.dtype] // 8
+        row = next(
+            i for i in range(pair.out.rows) if before[i * width : (i + 1) * width] != after[i * width : (i + 1) * width]
+        )
+        why = f"bias {row} of {pair.out.name} differs from the source"
+        view = pair.out.parts["bias"]
+        column = view.row_start + row * view.row_step
+        result.failures.add("bias", why, file=tensor.file, tensor=tensor.name, row=view.entry or 0, column=column)
+    return before
+
+
+def _verify_input_scale(pair: Pair, read_source: Read, read_out: Read, result: ShardResult) -> None:
+    """Activation scales: 1.0 where truecast added them, else the source's under the output's convention."""
+    if "input_scale" not in pair.out.parts:
+        return  # if the source has one, it must be declared dropped: see verify
+    after = load_scalar(pair.out, "input_scale", read_out)
+    before = load_scalar(pair.source, "input_scale", read_source)
+    assert after is not None
+    if before is None:
+        wanted = np.float32(1)
+    else:
+        wanted = before if pair.source.divides == pair.out.divides else np.float32(1) / before
+    if after.view(np.uint32) != wanted.view(np.uint32):
+        tensor = pair.out.parts["input_scale"].tensor
+        why = f"activation scale is {after}, should be {wanted}"
+        result.failures.add("input_scale", why, file=tensor.file, tensor=tensor.name, row=0, column=0)

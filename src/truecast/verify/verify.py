@@ -1,0 +1,166 @@
+"""The proof: read both checkpoints from disk, and compare everything."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from truecast.checkpoint.journal import MANIFEST
+from truecast.checkpoint.pool import run_jobs
+from truecast.checkpoint.source import Checkpoint, open_checkpoint
+from truecast.errors import InputError, UsageError
+from truecast.families import find_family
+from truecast.layouts.recognise import recognise
+from truecast.verify.certificate import CERTIFICATE, Entries, write_certificate
+from truecast.verify.manifest import Manifest, read_manifest
+from truecast.verify.pairing import Copy, Pair, Pairing, pair_up
+from truecast.verify.report import Failures, Report
+from truecast.verify.rules import Rules
+from truecast.verify.shard import ShardJob, ShardResult, verify_shard
+from truecast.verify.tree import check_files, open_optional, open_suspect
+from truecast.verify.twins import check_twins
+
+Progress = Callable[[str, int, int], None]
+"""Told ``(stage, bytes done since the last call, bytes of the whole stage)``."""
+
+
+def verify(
+    src: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    jobs: int = 1,
+    certificate: Path | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Prove that ``out`` holds exactly what ``src`` holds, or say where not.
+
+    Every tensor of both sides is accounted for, and every element of every matrix compared as integers. Where ``out``
+    has a manifest, every byte is held against its hashes as well. ``jobs`` processes work on one output file each;
+    each file is read once. ``certificate`` is written if the proof holds.
+
+    Raises: InputError for a faulty source, or if there is nothing at ``out``: a faulty output is a failure instead.
+    """
+    _check_certificate_path(out, certificate)
+    source = open_checkpoint(src)
+    contents = recognise(source.tensors)
+    report = Report()
+    failures = report.failures
+    target = open_suspect(out, failures)
+    unreadable = failures.total > 0
+    manifest = _manifest(source, target, report)
+    rules = manifest.rules if manifest else Rules()
+    dropped = manifest.dropped if manifest else {}
+    found = recognise(target.tensors, lambda error: _note_fault(error, failures))
+    pairing = pair_up(contents, target.tensors, found, dropped, unreadable, failures)
+    _check_input_scales(pairing, dropped, failures)
+    report.counts.source_tensors, report.counts.out_tensors = len(source.tensors), len(target.tensors)
+
+    results = _run(source, target, pairing, rules, jobs, certificate is not None, progress)
+    for result in results:
+        report.counts.add(result.counts)
+        report.inexact += result.inexact
+        failures.extend(result.failures.kept, result.failures.total)
+    scales = {name: scale for r in results for name, scale in r.globals.items()}
+    family = find_family(source.config, source.tensors)
+    report.notes += check_twins(family, pairing.pairs, scales, rules.canonical, failures)
+    if manifest is not None:
+        report.counts.bytes_read += check_files(target, manifest, {r.file: r.sha256 for r in results}, failures)
+        _check_claims(manifest, pairing, report)
+    if certificate is not None and report.ok:
+        entries: Entries = [entry for r in results for entry in r.entries]
+        write_certificate(certificate, source.fingerprint(), report.counts, entries)
+    elif certificate is not None:
+        report.notes.append("no certificate written: the proof does not hold")
+    return report
+
+
+def _check_certificate_path(out: str | os.PathLike[str], certificate: Path | None) -> None:
+    if certificate is None or "://" in os.fspath(out):
+        return
+    folder, path = Path(out).resolve(), certificate.resolve()
+    if folder in path.parents and path != folder / CERTIFICATE:
+        raise UsageError(
+            "a certificate inside the output would be a file that its manifest does not list",
+            where=str(certificate),
+            fix=f"write it elsewhere, or as {folder / CERTIFICATE}",
+        )
+
+
+def _manifest(source: Checkpoint, target: Checkpoint, report: Report) -> Manifest | None:
+    file = open_optional(target, MANIFEST)
+    if file is None:
+        report.notes.append(f"there is no {MANIFEST}: values are compared, files are not held against recorded hashes")
+        return None
+    try:
+        manifest = read_manifest(file, report.failures)
+    finally:
+        file.close()
+    report.manifest_checked = True
+    if manifest is not None and manifest.fingerprint != source.fingerprint():
+        why = f"the manifest speaks of another source (fingerprint {manifest.fingerprint}, this one {source.fingerprint()})"
+        report.failures.add("source", why, file=MANIFEST)
+    return manifest
+
+
+def _note_fault(error: InputError, failures: Failures) -> None:
+    tensor, _, file = error.where.rpartition(" in ")
+    failures.add("shape", error.problem, file=file, tensor=tensor)
+
+
+def _check_input_scales(pairing: Pairing, dropped: dict[str, str], failures: Failures) -> None:
+    """An activation scale of the source that the output lacks must be declared dropped."""
+    for pair in pairing.pairs:
+        view = pair.source.parts.get("input_scale")
+        if view is not None and "input_scale" not in pair.out.parts and view.tensor.name not in dropped:
+            why = "activation scale is neither in the output nor declared dropped"
+            failures.add("missing", why, tensor=view.tensor.name)
+
+
+def _run(
+    source: Checkpoint,
+    target: Checkpoint,
+    pairing: Pairing,
+    rules: Rules,
+    jobs: int,
+    certificate: bool,
+    progress: Progress | None,
+) -> list[ShardResult]:
+    units: dict[str, list[Copy | Pair]] = defaultdict(list)
+    for copy in pairing.copies:
+        units[copy.out.file].append(copy)
+    for pair in pairing.pairs:
+        units[pair.out.main.tensor.file].append(pair)
+    work = [
+        ShardJob(file, units[file], source.opener, target.opener, rules.of(_names(units[file])), certificate)
+        for file in target.shards
+    ]
+    total = sum(target.shards.values())
+    if progress:
+        progress("verify", 0, total)
+    results = {}
+    for result, job in run_jobs(verify_shard, work, jobs):
+        results[job.file] = result
+        if progress:
+            progress("verify", target.shards[job.file], total)
+    return [results[file] for file in target.shards]
+
+
+def _names(units: Sequence[Copy | Pair]) -> set[str]:
+    return {u.out.name for u in units if isinstance(u, Pair)}
+
+
+def _check_claims(manifest: Manifest, pairing: Pairing, report: Report) -> None:
+    """What the manifest counts must be what was counted here."""
+    failures = report.failures
+    compared = {p.out.name for p in pairing.pairs}
+    for name in sorted(manifest.inexact.keys() - compared):
+        failures.add("manifest", f"lists inexact half blocks of {name}, which is no matrix here", file=MANIFEST)
+    if (
+        report.ok
+        and manifest.target_format == "nvfp4"
+        and manifest.renormalised != report.counts.renormalised_half_blocks
+    ):
+        why = f"counts {manifest.renormalised} re-expressed half blocks, {report.counts.renormalised_half_blocks} are"
+        failures.add("manifest", why, file=MANIFEST)
