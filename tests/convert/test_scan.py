@@ -16,6 +16,8 @@ from truecast.checkpoint.files import ByteFile, Opener
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert.plan import Plan, Target, plan
+from truecast.convert.produce import Producer
+from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, _choose, _Codes, scan
 from truecast.errors import InputError
 from truecast.formats import exact, packing
@@ -339,7 +341,6 @@ def test_a_global_scale_that_is_not_positive_and_finite(
         (2.0**127, True),
         (0.1, False),
         (3.0, False),
-        (2.0**-149, False),
         (2.0**-126, True),
     ],
 )
@@ -348,6 +349,25 @@ def test_a_global_scale_survives_as_a_divisor_where_it_is_a_power_of_two(
 ) -> None:
     work = planned(tmp_path, nvfp4("m.0.w1", [MIXED], [[56, 56]], value), dialect="compressed-tensors")
     assert scan(work).inexact_matrices == ({} if exact else {"m.0.w1": 2})
+
+
+@pytest.mark.parametrize("value", [2.0**-149, 2.0**-129, 2.0**-128])
+def test_a_global_scale_whose_inverse_is_infinite_is_refused(tmp_path: Path, value: float) -> None:
+    work = planned(tmp_path, nvfp4("m.0.w1", [MIXED], [[56, 56]], value), dialect="compressed-tensors")
+    refuses(work, "m.0.w1.weight_scale_2 in", "beyond float32")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.inf, np.nan, 1e-40])
+def test_an_activation_scale_without_an_inverse_is_not_written(tmp_path: Path, value: float) -> None:
+    """Experts that calibration never reached have zero ones."""
+    tensors = nvfp4("m.0.w1", [MIXED], [[56, 56]], 1.0)
+    tensors["m.0.w1.input_scale"] = ("F32", [], np.float32(value).tobytes())
+    work = planned(tmp_path / "in", tensors, dialect="compressed-tensors")
+    (scale,) = [t for shard in work.shards for t in shard.tensors if t.role == "input_scale"]
+    with SourceFiles(work.source.opener).open() as read:
+        producer = Producer(read, {}, "nvfp4", "compressed-tensors")
+        with pytest.raises(InputError, match=r"m\.0\.w1\.input_scale in"):
+            list(producer.tensor(scale))
 
 
 # ---- BF16 ------------------------------------------------------------------------------------------------------------
