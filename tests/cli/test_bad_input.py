@@ -102,7 +102,7 @@ def test_two_nan_scales_are_counted(make: Any, refused: Refused) -> None:
         ({CODES: ("I32", (4, 8), bytes(128))}, "I32 [4, 8] with w1.weight_scale U8 [4, 2] is packed in words"),
         (
             {CODES: ("U8", (0, 32), b""), SCALES: ("U8", (0, 2), b"")},
-            f"{CODES} in {SHARD}: U8 [0, 32] is empty",
+            f"{CODES} in {SHARD}: U8 [0, 32] holds no element",
         ),
         (
             {"model.mlp.experts.gate_up_proj_blocks": ("U8", (1, 2, 1, 16), bytes(32))},

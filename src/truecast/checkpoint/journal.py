@@ -94,7 +94,8 @@ class Journal:
         if error is not None:
             with contextlib.suppress(OSError):
                 self._remove_partial()  # those of workers that were stopped
-            if self._fresh and not (self.folder / "shards").exists():  # nothing was written: leave no trace
+            untouched = not (self.folder / "shards").exists() and list(self.out.iterdir()) == [self.folder]
+            if self._fresh and untouched:  # nothing was written: leave no trace
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if self._made:
                     with contextlib.suppress(OSError):
@@ -106,6 +107,8 @@ class Journal:
         records: dict[str, dict[str, Any]] = {}
         for path in sorted((self.folder / "shards").glob("*.json")):
             record, shard = _load(path), self.out / path.name.removesuffix(".json")
+            if not isinstance(record.get("bytes"), int):
+                raise _damaged(path)
             if shard.is_file() and shard.stat().st_size == record["bytes"]:
                 records[shard.name] = record
         self._remove_partial()
@@ -144,7 +147,11 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except ValueError:
-        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again") from None
+        raise _damaged(path) from None
     if not isinstance(document, dict):
-        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")
+        raise _damaged(path)
     return document
+
+
+def _damaged(path: Path) -> RefusedError:
+    return RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")

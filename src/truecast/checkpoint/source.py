@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import ByteFile, LocalOpener, Opener, RemoteOpener, connect
+from truecast.checkpoint.files import ByteFile, LocalOpener, Opener, RemoteOpener, connect, explained
 from truecast.checkpoint.header import TensorInfo, read_header
 from truecast.errors import InputError
 
@@ -126,10 +126,8 @@ def _open_remote(url: str, report: Problem) -> Checkpoint:
     if root.endswith(SHARD_SUFFIX):
         folder, _, name = url.rpartition("/")
         return _assemble(url, None, [name], RemoteOpener(folder), report, {})
-    try:
+    with explained(url, "list"):
         listed = [e for e in filesystem.ls(root, detail=True) if e["type"] == "file"]
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot list: {error}", where=url) from None
     names = sorted({str(e["name"]).rsplit("/", 1)[-1] for e in listed})
     opener = RemoteOpener(url.rstrip("/"))
     auxiliary = {n: opener(n).size for n in names if is_auxiliary(n)}
