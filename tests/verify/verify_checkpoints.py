@@ -109,3 +109,38 @@ def deepseek_v4(folder: Path, seed: int = 0) -> Path:
 
 
 SOURCES = {"kimi_k3": kimi_k3, "gpt_oss": gpt_oss, "deepseek_v4": deepseek_v4}
+
+
+def load_shard(path: Path) -> Tensors:
+    """All tensors of a shard."""
+    raw = path.read_bytes()
+    infos, _ = read_header(lambda a, b: raw[a:b], path.name, len(raw))
+    return {n: (t.dtype, t.shape, raw[t.start : t.end]) for n, t in infos.items()}
+
+
+def rewrite(out: Path, edit: Callable[[Tensors], None]) -> None:
+    """Change the tensors of every shard of an output, and write header and index to match; the manifest goes."""
+    (out / "truecast.json").unlink(missing_ok=True)
+    infos = {}
+    for path in sorted(out.glob("*.safetensors")):
+        tensors = load_shard(path)
+        edit(tensors)
+        header = encode_header(((n, d, s) for n, (d, s, _) in tensors.items()), {"format": "pt"})
+        data = header + b"".join(b for _, _, b in tensors.values())
+        path.write_bytes(data)
+        infos |= read_header(lambda a, b, data=data: data[a:b], path.name, len(data))[0]
+    (out / "model.safetensors.index.json").write_bytes(encode_index(infos))
+
+
+def poke(out: Path, tensor: str, offset: int, data: bytes) -> None:
+    """Overwrite bytes of one tensor in place; nothing else is touched."""
+    for path in out.glob("*.safetensors"):
+        raw = bytearray(path.read_bytes())
+        infos, _ = read_header(lambda a, b, raw=raw: bytes(raw[a:b]), path.name, len(raw))
+        if tensor in infos:
+            start = infos[tensor].start + offset
+            assert start + len(data) <= infos[tensor].end
+            raw[start : start + len(data)] = data
+            path.write_bytes(raw)
+            return
+    raise KeyError(tensor)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +27,7 @@ class ByteFile(Protocol):
     chunk_bytes: int
     """How much to ask for at a time when streaming."""
 
-    def read(self, start: int, end: int) -> bytes | bytearray:
+    def read(self, start: int, end: int) -> bytes:
         """Bytes ``start`` to ``end``. Raises: InputError if the file ends earlier."""
 
     def read_into(self, start: int, buffer: memoryview) -> None:
@@ -43,22 +45,32 @@ class LocalFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.fd = os.open(path, os.O_RDONLY)
+            self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not wait for its writer
         except OSError as error:
             raise InputError(f"cannot open: {error.strerror}", where=str(path)) from None
-        self.size = os.fstat(self.fd).st_size
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self.fd)
+            raise InputError("is no regular file", where=str(path), fix="download it again")
+        self.size = status.st_size
 
-    def read(self, start: int, end: int) -> bytearray:
+    def read(self, start: int, end: int) -> bytes:
         """Bytes ``start`` to ``end``; one copy out of the page cache."""
-        data = bytearray(end - start)
+        whole = os.pread(self.fd, end - start, start)
+        if len(whole) == end - start:
+            return whole
+        data = bytearray(end - start)  # one call stops at 2 GiB
         self.read_into(start, memoryview(data))
-        return data
+        return bytes(data)
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """See :class:`ByteFile`."""
         have = 0
         while have < len(buffer):  # one call stops at 2 GiB
-            got = os.preadv(self.fd, [buffer[have:]], start + have)
+            try:
+                got = os.preadv(self.fd, [buffer[have:]], start + have)
+            except OSError as error:
+                raise InputError(f"cannot read: {error.strerror}", where=str(self.path)) from None
             if got == 0:
                 raise InputError(
                     f"ends at byte {start + have}, {start + len(buffer)} wanted",
@@ -87,19 +99,15 @@ class RemoteFile:
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self.filesystem, self.path = filesystem, path
-        try:
+        with explained(path, "open"):
             self.size = int(filesystem.size(path))
-        except (OSError, TypeError, ValueError) as error:
-            raise InputError(f"cannot open: {error}", where=path) from None
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes ``start`` to ``end`` by one range request."""
         if start == end:
             return b""
-        try:
+        with explained(self.path, f"read bytes {start} to {end}"):
             data = bytes(self.filesystem.cat_file(self.path, start=start, end=end))
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read bytes {start} to {end}: {error}", where=self.path) from None
         if len(data) != end - start:
             raise InputError(f"range {start}..{end} gave {len(data)} bytes", where=self.path)
         return data
@@ -152,12 +160,22 @@ class RemoteOpener:
         return RemoteFile(filesystem, f"{root.rstrip('/')}/{name}")
 
 
+@contextmanager
+def explained(where: str, what: str) -> Iterator[None]:
+    """Context that turns whatever a remote file system raises into an InputError.
+
+    File systems are plug-ins, each over a client library with exceptions of its own, so none can be named here.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"cannot {what}: {error or type(error).__name__}", where=where) from error
+
+
 def connect(url: str) -> tuple[Any, str]:
     """File system and path of an fsspec URL. Raises: InputError for an unknown protocol or a missing package."""
     import fsspec
 
-    try:
+    with explained(url, "open this URL"):
         filesystem, root = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise InputError(f"cannot open this URL: {error}", where=url) from None
     return filesystem, root

@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
 from truecast.errors import WorkerLostError
@@ -20,10 +21,13 @@ Result = TypeVar("Result")
 _PR_SET_PDEATHSIG = 1
 
 
-def run_jobs(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int) -> Iterator[tuple[Result, Job]]:
+def run_jobs(
+    work: Callable[[Job], Result], jobs: Sequence[Job], processes: int
+) -> Generator[tuple[Result, Job], None, None]:
     """Yield ``(result, job)`` as jobs finish, in no fixed order; inline where one process is enough.
 
-    The first error ends the run: jobs not yet begun are dropped, those at work are stopped.
+    The first error ends the run, and so does closing the generator: jobs not yet begun are dropped, those at work are
+    stopped. Close it (``contextlib.closing``) where the loop over it may raise.
     Raises: whatever ``work`` raises; WorkerLostError if a worker was killed.
     """
     if processes <= 1 or len(jobs) <= 1:
@@ -33,7 +37,8 @@ def run_jobs(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int)
     context = multiprocessing.get_context("spawn")  # fork copies locks held by other threads
     pool = ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=_follow_parent, initargs=(os.getpid(),))
     try:
-        futures = {pool.submit(work, job): job for job in jobs}
+        with _interrupts_held():
+            futures = {pool.submit(work, job): job for job in jobs}
         for future in as_completed(futures):
             yield future.result(), futures[future]
     except BrokenProcessPool:
@@ -47,6 +52,16 @@ def run_jobs(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int)
             worker.terminate()
         for worker in workers:
             worker.join()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while workers start: they inherit that, and so never see one before they can ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _follow_parent(parent: int) -> None:

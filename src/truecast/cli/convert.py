@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 from rich.console import Console
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
                           f" inexact {blocks['inexact']:,}")  # fmt: skip
         for note in manifest["notes"]:
             console.print(f"note: {note}")
-        console.print(f"\nProve it: truecast verify {args.src} {args.out}")
+        console.print(f"\nProve it: {shlex.join(['truecast', 'verify', args.src, args.out])}")
 
     print_result(args, _document(manifest), render)
     return 0

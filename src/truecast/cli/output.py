@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from truecast.errors import RefusedError
+
 REPORT_EVERY_S = 30.0
 """Without a terminal, progress is one line this often."""
+
+PIPE_COLUMNS = 10_000
+"""Without a terminal no name is ever cut."""
 
 Report = Callable[[str, int, int], None]
 """Told ``(stage, bytes done since the last call, bytes of the whole stage)``."""
@@ -24,18 +30,60 @@ Report = Callable[[str, int, int], None]
 
 def print_result(args: argparse.Namespace, document: Mapping[str, Any], render: Callable[[Console], None]) -> None:
     """Print the result: one JSON document with ``--json``, else what ``render`` prints."""
-    if args.json:
-        print(json.dumps({"schema": f"truecast.{args.verb}/1", **document}, indent=1, ensure_ascii=False))
-        return
-    wide = None if sys.stdout.isatty() else 200  # piped output is not wrapped to 80 columns
-    render(Console(width=wide, highlight=False, soft_wrap=True))
+    try:
+        if args.json:
+            print(json.dumps({"schema": f"truecast.{args.verb}/1", **document}, indent=1, ensure_ascii=False))
+        else:
+            wide = None if sys.stdout.isatty() else PIPE_COLUMNS
+            # names come from files: they are no markup
+            render(_Console(width=wide, highlight=False, soft_wrap=True, markup=False, emoji=False))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)  # the reader has left; the exit code still says what came out
+    except OSError as error:
+        _discard(sys.stdout)
+        raise RefusedError(f"cannot print the result: {error.strerror}", where="standard output") from None
 
 
 def print_error(args: argparse.Namespace, message: str, exit_code: int) -> None:
     """Print an error to stderr; with ``--json`` also as the one document on stdout."""
     if args.json:
-        print(json.dumps({"schema": f"truecast.{args.verb}/1", "error": message, "exit_code": exit_code}))
-    print(f"truecast {args.verb}: {message}", file=sys.stderr)
+        try:
+            print(
+                json.dumps({"schema": f"truecast.{args.verb}/1", "error": message, "exit_code": exit_code}), flush=True
+            )
+        except OSError:
+            _discard(sys.stdout)
+    say(f"truecast {args.verb}: {message}")
+
+
+def say(line: str) -> None:
+    """Print one line to stderr, control characters (a terminal would obey them) escaped. Nobody need be reading."""
+    try:
+        print("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def tolerate_output() -> None:
+    """Let names that the output's encoding does not know appear escaped, rather than end in an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _Console(Console):
+    """rich's console, which would otherwise end the process itself, with exit code 1, when nobody reads on."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what is left in the buffer nowhere, so that Python has nothing to complain of at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
@@ -99,7 +147,7 @@ def _line_report() -> Report:
         done_by_stage[stage] = done_by_stage.get(stage, 0) + done
         if time.monotonic() - last >= REPORT_EVERY_S:
             last = time.monotonic()
-            print(f"{stage}: {gigabytes(done_by_stage[stage])} of {gigabytes(total)}", file=sys.stderr)
+            say(f"{stage}: {gigabytes(done_by_stage[stage])} of {gigabytes(total)}")
 
     return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 
 from truecast.convert import Target
@@ -48,6 +49,7 @@ def target_of(args: argparse.Namespace) -> Target:
 def size_in_bytes(text: str) -> int:
     """``5GB``, ``500 MB``, ``4GiB`` or plain bytes. Raises: ArgumentTypeError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not found or found.group(2).upper() not in _UNITS or float(found.group(1)) <= 0:
+    size = float(found.group(1)) * _UNITS.get(found.group(2).upper(), 0) if found else 0
+    if not 1 <= size < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 5GB")
-    return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
+    return int(size)

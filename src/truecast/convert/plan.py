@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -95,7 +95,8 @@ class Plan:
 
     def digest(self) -> str:
         """sha256 over the target's options and every output header: what the journal compares."""
-        digest = hashlib.sha256(json.dumps([asdict(self.target), self.layout.NAME, self.activations]).encode())
+        options = [self.layout.NAME, self.activations, self.target.allow_inexact]  # defaults resolved: however spelt
+        digest = hashlib.sha256(json.dumps(options).encode())
         for shard in self.shards:
             digest.update(shard.file.encode() + b"\0")
             digest.update(self.source.header_sha256[shard.verbatim].encode() if shard.verbatim else shard.header)

@@ -7,6 +7,7 @@ group. Nothing is guessed from a sample: all scales are read, and codes wherever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,10 +62,13 @@ def scan(plan: Plan, jobs: int = 1, progress: Callable[[int], None] | None = Non
     result = Scan()
     files = SourceFiles(plan.source.opener)
     parts = [_Job(files, groups, plan.layout.FORMAT, plan.layout.DIALECT) for groups in _by_shard(plan.twin_groups)]
-    for part, job in run_jobs(_scan_groups, parts, jobs):
-        result.merge(part)
-        if progress:
-            progress(sum(m.rows * m.cols // 2 for group in job.groups for m in group))
+    with closing(run_jobs(_scan_groups, parts, jobs)) as results:
+        for part, job in results:
+            result.merge(part)
+            if progress:
+                progress(sum(m.rows * m.cols // 2 for group in job.groups for m in group))
+    result.inexact_matrices = dict(sorted(result.inexact_matrices.items()))  # parts come in no fixed order
+    result.near_overflow.sort()
     return result
 
 

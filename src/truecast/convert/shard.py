@@ -87,5 +87,5 @@ def _check_source_unchanged(job: ShardJob) -> None:
         return
     for name, before in job.stamps.items():
         path = shard_path(job.source_path, name)
-        if stamp(path) != before:
+        if not path.exists() or stamp(path) != before:
             raise RefusedError("changed while it was read", where=str(path), fix="convert from a source at rest")

@@ -8,7 +8,7 @@ are decoded. No arithmetic in floating point decides anything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -18,29 +18,14 @@ from truecast.errors import InputError
 from truecast.formats import e4m3, e8m0, packing
 from truecast.verify.canonical import equal_values, odd_parts
 from truecast.verify.inexact import squared_errors, wrongly_rounded
-from truecast.verify.report import Counts, Failure, Inexact
+from truecast.verify.matrix import First, MatrixResult
+from truecast.verify.report import Inexact
 from truecast.verify.rules import Rules
 from truecast.verify.stored import Packed
 
 U8 = NDArray[np.uint8]
 
 _CHUNK = 8192  # half blocks decoded at a time
-
-
-@dataclass(slots=True)
-class MatrixResult:
-    """What came of one matrix. ``failures`` holds the first of each kind, its message says how many there are."""
-
-    counts: Counts = field(default_factory=Counts)
-    failures: list[Failure] = field(default_factory=list)
-    inexact: list[Inexact] = field(default_factory=list)
-
-    def fail(
-        self, kind: str, out: Packed, role: str, message: str, row: int | None = None, column: int | None = None
-    ) -> None:
-        """Note a failure in the part ``role`` of the output's matrix."""
-        tensor = out.stored.parts[role].tensor
-        self.failures.append(Failure(kind, tensor.file, tensor.name, row, column, message))
 
 
 def check_source(source: Packed) -> None:
@@ -73,13 +58,10 @@ def compare_packed(source: Packed, out: Packed, rules: Rules, same_codes: bool |
     Raises: InputError for a source with NaN scales or a global scale that is not positive and finite.
     """
     check_source(source)
-    stored = out.stored
-    result = MatrixResult()
-    result.counts.matrices, result.counts.elements = 1, stored.rows * stored.cols
-    result.counts.half_blocks = stored.rows * stored.cols // 16
+    result = MatrixResult(out.stored)
     g = out.global_scale
     if g is not None and not (np.isfinite(g) and g > 0):
-        result.fail("global_scale", out, "global_scale", f"global scale is {g}; it must be positive and finite", 0, 0)
+        result.fail("global_scale", "global_scale", f"global scale is {g}; it must be positive and finite", 0, 0)
         return result
     if same_codes is None:
         same_codes = same_bytes(source.codes, out.codes)
@@ -212,60 +194,40 @@ def _compare_half_blocks(
 ) -> None:
     listed = rules.inexact.get(out.stored.name, {}) if rules.allow_inexact else {}
     seen: set[tuple[int, int]] = set()
-    wrong, scales, role = _First(), _First(), "codes"
+    wrong, scales, role = First(), First(), "codes"
     for chunk in _half_blocks(source, out, suspects):
         same = equal_values(
             source.table, chunk.source_scale, chunk.source_codes, out.table, chunk.out_scale, chunk.out_codes
         )
         zero = np.asarray((chunk.source_codes & 7 == 0).all(axis=1))
         for n, why in _scale_faults(source, out, chunk, zero, rules):
-            scales.note(chunk, n, 0, why)
+            scales.note(int(chunk.rows[n]), int(chunk.columns[n]), why)
         differing = ~same.all(axis=1)
         moved = (chunk.source_codes != chunk.out_codes).any(axis=1)
         result.counts.renormalised_half_blocks += int((moved & ~differing).sum())
         faulty = np.flatnonzero(differing)
         if listed and faulty.size:
             faulty = _accept_listed(source, out, chunk, faulty, listed, seen, result)
-        for n in faulty.tolist():
+        if faulty.size:
+            n = int(faulty[0])
             element = int(np.flatnonzero(~same[n])[0])
             if wrong.count == 0:
                 role = "codes" if moved[n] else "scale"
-                wrong.note(chunk, n, element, _two_values(source, out, chunk, n, element))
-            else:
-                wrong.count += 1
-    if wrong.count:
-        if role == "scale" and out.global_scale is not None and 1 < wrong.count == _live_half_blocks(source):
-            role = "global_scale"  # all of them at once, and no code changed
-        result.fail("value", out, role, wrong.told("half blocks differ"), wrong.row, wrong.column)
-    if scales.count:
-        result.fail("scale", out, "scale", scales.told("block scales are wrong"), scales.row, scales.column)
-    missing = sorted(set(listed) - seen)
-    if missing and not wrong.count:
-        row, column = missing[0]
-        why = f"the manifest lists this half block as inexact, but it is exact ({len(missing)} such)"
-        result.fail("inexact", out, "codes", why, row, column)
+            why = _two_values(source, out, chunk, n, element)
+            wrong.note(int(chunk.rows[n]), int(chunk.columns[n]) + element, why)
+            wrong.count += faulty.size - 1
+    if role == "scale" and out.global_scale is not None and 1 < wrong.count == _live_half_blocks(source):
+        role = "global_scale"  # all of them at once, and no code changed
+    wrong.tell(result, "value", role, "half blocks differ")
+    scales.tell(result, "scale", "scale", "block scales are wrong")
+    exact = sorted(set(listed) - seen)
+    if exact:
+        why = f"the manifest lists this half block as inexact, but it is exact ({len(exact)} such)"
+        result.fail("inexact", "codes", why, *exact[0])
 
 
 def _live_half_blocks(packed: Packed) -> int:
     return int(np.count_nonzero(packed.codes.reshape(-1).view(np.uint64) & np.uint64(0x7777777777777777)))
-
-
-@dataclass(slots=True)
-class _First:
-    """The first of a kind, and how many there are."""
-
-    count: int = 0
-    row: int = 0
-    column: int = 0
-    why: str = ""
-
-    def note(self, chunk: _HalfBlocks, n: int, element: int, why: str) -> None:
-        if self.count == 0:
-            self.row, self.column, self.why = int(chunk.rows[n]), int(chunk.columns[n]) + element, why
-        self.count += 1
-
-    def told(self, what: str) -> str:
-        return self.why if self.count == 1 else f"{self.why} ({self.count} {what}, this is the first)"
 
 
 def _two_values(source: Packed, out: Packed, chunk: _HalfBlocks, n: int, element: int) -> str:
@@ -333,10 +295,10 @@ def _accept_listed(
         said = listed[place]
         if not (said == error or abs(said - error) <= 1e-9 * abs(error)):
             why = f"squared error of this inexact half block is {float(error)!r}, the manifest says {said!r}"
-            result.fail("inexact", out, "codes", why, *place)
+            result.fail("inexact", "codes", why, *place)
         elif wrong >= 0:
             why = "the code is not the nearest one (ties to even, sign kept) for this inexact half block's scale"
-            result.fail("inexact", out, "codes", why, place[0], place[1] + int(wrong))
+            result.fail("inexact", "codes", why, place[0], place[1] + int(wrong))
     result.counts.inexact_half_blocks += len(accepted)
     return np.asarray(faulty[~known])
 
@@ -348,7 +310,7 @@ def _check_global_scale(source: Packed, out: Packed, result: MatrixResult) -> No
     if source.global_scale is None:
         if global_exponent(out) is None:
             why = f"global scale is {out.global_scale}, which is no power of two"
-            result.fail("global_scale", out, "global_scale", why, 0, 0)
+            result.fail("global_scale", "global_scale", why, 0, 0)
     elif not _same_scale(source, out) and not result.counts.inexact_half_blocks:
         why = f"global scale is {out.global_scale}, which is not what the source's {source.global_scale} becomes"
-        result.fail("global_scale", out, "global_scale", why, 0, 0)
+        result.fail("global_scale", "global_scale", why, 0, 0)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.verify.canonical import byte_pairs, expand_pairs
-from truecast.verify.compare import MatrixResult, check_source, same_bytes
-from truecast.verify.report import Failure
+from truecast.verify.compare import check_source, same_bytes
+from truecast.verify.matrix import First, MatrixResult
 from truecast.verify.rules import Rules
 from truecast.verify.stored import Packed, PlainRows
 
@@ -40,31 +40,22 @@ def compare_bf16(source: Packed, out: PlainRows, rules: Rules) -> MatrixResult:
     Raises: InputError for a source with NaN scales or a global scale that is not positive and finite.
     """
     check_source(source)
-    result = MatrixResult()
-    result.counts.matrices, result.counts.elements = 1, source.half_blocks * 16
-    result.counts.half_blocks = source.half_blocks
-    tensor = out.stored.main.tensor
-    wrong = 0
-    first: Failure | None = None
+    result = MatrixResult(out.stored)
+    wrong = First()
     for row, expected in decode_bf16(source):
         stored = out.rows(row, row + len(expected))
         if same_bytes(expected, stored):
             continue
-        differ = expected.view(np.uint16).reshape(stored.shape) != stored
-        if first is None:
-            r, c = (int(x) for x in np.argwhere(differ)[0])
-            bits = int(expected.view(np.uint16).reshape(stored.shape)[r, c])
-            why = f"bits are 0x{int(stored[r, c]):04x}, the source's value is 0x{bits:04x}"
-            first = Failure("value", tensor.file, tensor.name, row + r, c, why)
-        wrong += int(differ.sum())
-    if first is not None:
-        why = first.message if wrong == 1 else f"{first.message} ({wrong} elements differ, this is the first)"
-        result.failures.append(Failure(first.kind, first.file, first.tensor, first.row, first.column, why))
+        bits = expected.view(np.uint16).reshape(stored.shape)
+        places = np.argwhere(bits != stored)
+        r, c = (int(x) for x in places[0])
+        wrong.note(row + r, c, f"bits are 0x{int(stored[r, c]):04x}, the source's value is 0x{int(bits[r, c]):04x}")
+        wrong.count += len(places) - 1
+    wrong.tell(result, "value", "weight", "elements differ")
     inexact = inexact_bf16(source)
     result.counts.inexact_elements = inexact
     if inexact and not (rules.allow_inexact and rules.rounded.get(out.stored.name) == inexact):
-        why = f"{inexact} values are rounded, which the manifest does not say"
-        result.failures.append(Failure("inexact", tensor.file, tensor.name, None, None, why))
+        result.fail("inexact", "weight", f"{inexact} values are rounded, which the manifest does not say")
     return result
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from truecast.checkpoint.files import Opener
 from truecast.checkpoint.header import BITS
 from truecast.verify.certificate import matrix_entry, tensor_entry
-from truecast.verify.compare import MatrixResult, all_zero, compare_packed
+from truecast.verify.compare import all_zero, compare_packed
 from truecast.verify.compare_bf16 import compare_bf16
+from truecast.verify.matrix import MatrixResult
 from truecast.verify.pairing import Copy, Pair
 from truecast.verify.reader import CHUNK_BYTES, CountingFile, HashingFile, open_files, same_ranges
 from truecast.verify.report import Counts, Failures, Inexact
