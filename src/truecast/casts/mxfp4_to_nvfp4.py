@@ -7,7 +7,9 @@ requantized, if the caller allows it, to the pair of block scale and codes with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +42,19 @@ class NVFP4Report:
     inexact: list[InexactHalfBlock] = field(default_factory=list)
 
 
-def block_scale_table(m: int) -> U8:
-    """E4M3 byte for each E8M0 byte under global scale 2^m, 0 where ``2^(k-m)`` is no E4M3 value. Shape: ``[256]``."""
-    table = np.zeros(256, dtype=np.uint8)
-    for byte in range(255):
-        d = byte - e8m0.BIAS - m
-        if e4m3.MIN_POW2 <= d <= e4m3.MAX_POW2:
-            table[byte] = e4m3.pow2_byte(d)
-    return table
+@cache
+def block_scale_table(m: int) -> bytes:
+    """E4M3 byte for each of the 256 E8M0 bytes under global scale 2^m, 0 where ``2^(k-m)`` is no E4M3 value."""
+    table = bytearray(256)
+    for d in range(e4m3.MIN_POW2, e4m3.MAX_POW2 + 1):
+        if 0 <= d + m + e8m0.BIAS < e8m0.NAN:
+            table[d + m + e8m0.BIAS] = e4m3.pow2_byte(d)
+    return bytes(table)
+
+
+def _twice(scales: U8) -> U8:
+    """Each byte twice: one 32-block's scale for both its half blocks. Shapes: ``[N, G]`` -> ``[N, 2G]``."""
+    return (scales.astype("<u2") * np.uint16(0x0101)).view(np.uint8)
 
 
 def live_range(scales: U8, packed: U8) -> tuple[int, int] | None:
@@ -65,22 +72,26 @@ def reach_histogram(packed: U8, scales: U8) -> NDArray[np.int64]:
     return exact.reach_histogram(k, exact.magnitude_masks(packed))
 
 
-def cast(packed: U8, scales: U8, m: int) -> tuple[U8, U8, NVFP4Report]:
+def cast(scales: U8, m: int, read_packed: Callable[[], U8]) -> tuple[U8 | None, U8, NVFP4Report]:
     """Cast one matrix under global scale 2^m.
 
-    Shapes: packed ``[N, K/2]``, scales ``[N, K/32]`` E8M0 -> packed ``[N, K/2]``, block scales ``[N, K/16]`` E4M3.
-    The packed result is the input array itself where no code changed.
+    Shapes: scales ``[N, K/32]`` E8M0, ``read_packed()`` ``[N, K/2]`` -> packed ``[N, K/2]``, block scales ``[N, K/16]``
+    E4M3. ``read_packed`` is called only where the codes matter; the packed result is None where they stay as they are.
 
     Exact: for every half block that is not in ``report.inexact``. All-zero half blocks keep their codes and get
     ``2^clamp(k-m, -9, 8)``. Byte 255 among the scales is the caller's to refuse.
     """
-    block_scales = np.repeat(block_scale_table(m)[scales], 2, axis=-1)
+    block_scales = _twice(
+        np.frombuffer(scales.tobytes().translate(block_scale_table(m)), np.uint8).reshape(scales.shape)
+    )
     report = NVFP4Report(half_blocks=block_scales.size)
-    outside = np.argwhere(block_scales == 0)
-    if outside.size:
-        packed = packed.copy()
-        _cast_outside_window(packed, scales, block_scales, outside, m, report)
-    report.subnormal_scales = int((block_scales < e4m3.pow2_byte(e4m3.MIN_NORMAL_POW2)).sum())
+    packed = None
+    if not block_scales.all():
+        packed = read_packed().copy()
+        _cast_outside_window(packed, scales, block_scales, np.argwhere(block_scales == 0), m, report)
+        if not report.renormalised and not report.inexact:
+            packed = None
+    report.subnormal_scales = int(np.count_nonzero(block_scales < e4m3.pow2_byte(e4m3.MIN_NORMAL_POW2)))
     return packed, block_scales, report
 
 

@@ -13,12 +13,17 @@ import math
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from reprlib import repr as short
 from typing import Any
 
 from truecast.errors import InputError
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit on the header's length."""
+
+MAX_DIMENSIONS = 64
+"""More than that no array library allows, and a product over them is slow."""
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -52,13 +57,14 @@ class TensorInfo:
         return f"{self.name} in {self.file}"
 
 
-def nbytes_of(dtype: str, shape: Iterable[int]) -> int:
+@lru_cache(maxsize=1 << 16)
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes a tensor takes. Raises: ValueError for an unknown dtype or a size that is no whole number of bytes."""
     if dtype not in BITS:
         raise ValueError(f"unknown dtype {dtype!r}")
     bits = math.prod(shape) * BITS[dtype]
     if bits % 8:
-        raise ValueError(f"{math.prod(shape)} elements of {dtype} are no whole number of bytes")
+        raise ValueError(f"shape {short(shape)} of {dtype} takes no whole number of bytes")
     return bits // 8
 
 
@@ -108,6 +114,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse(raw: bytes, file: str) -> dict[str, Any]:
     try:
         document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+        if b"\\u" in raw:
+            json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair is no text, and fails here
     except (ValueError, RecursionError) as error:
         raise InputError(f"the header is not valid: {error}", where=file, fix="download it again") from None
     if not isinstance(document, dict):
@@ -117,27 +125,35 @@ def _parse(raw: bytes, file: str) -> dict[str, Any]:
 
 def _entry(name: str, value: Any, file: str, data_start: int) -> TensorInfo:
     where = f"{name} in {file}"
+    if not name.isprintable():
+        raise InputError(f"the tensor name {name!r} holds control characters", where=file)
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise InputError("header entry lacks dtype, shape or data_offsets", where=where)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise InputError(f"unknown dtype {dtype!r}", where=where)
+        raise InputError(f"unknown dtype {short(dtype)}", where=where)
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
-        raise InputError(f"shape {shape!r} or data_offsets {offsets!r} are no lists of natural numbers", where=where)
+        raise InputError(
+            f"shape {short(shape)} or data_offsets {short(offsets)} are no lists of natural numbers below 2^64",
+            where=where,
+        )
+    if len(shape) > MAX_DIMENSIONS:
+        raise InputError(f"{len(shape)} dimensions are more than the {MAX_DIMENSIONS} of any library", where=where)
     start, end = offsets
     try:
-        expected = nbytes_of(dtype, shape)
+        expected = nbytes_of(dtype, tuple(shape))
     except ValueError as error:
         raise InputError(str(error), where=where) from None
     if end - start != expected:
         raise InputError(
-            f"dtype {dtype} and shape {shape} need {expected} bytes, offsets give {end - start}", where=where
+            f"dtype {dtype} and shape {short(shape)} need {short(expected)} bytes, offsets give {end - start}",
+            where=where,
         )
     return TensorInfo(name, dtype, tuple(shape), file, data_start + start, data_start + end)
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 1 << 64 for v in value)
 
 
 def _check_tiling(tensors: list[TensorInfo], file: str, data_start: int, file_bytes: int) -> None:

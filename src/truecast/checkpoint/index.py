@@ -16,4 +16,4 @@ def encode_index(tensors: Mapping[str, TensorInfo]) -> bytes:
         "metadata": {"total_size": sum(t.nbytes for t in tensors.values())},
         "weight_map": {name: tensors[name].file for name in sorted(tensors)},
     }
-    return json.dumps(document, indent=0, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -38,26 +38,34 @@ class Journal:
     def __init__(self, out: Path, identity: dict[str, Any]) -> None:
         self.out = out
         self.folder = out / FOLDER
-        _check_ours(out)
         with explained(out):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._made = not out.exists()
+            _check_ours(out)
+        self._take_lock()
         try:
-            self._take_lock()
             self._claim(identity)
         except BaseException:
             os.close(self._lock)
             raise
 
     def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError(
-                "another run is writing this folder", where=str(self.out), fix="wait for it to end"
-            ) from None
-        except OSError as error:  # some network file systems have no locks
-            log.warning("%s cannot be locked (%s): make sure that only one run writes it", self.out, error.strerror)
+        path = self.folder / "lock"
+        while True:
+            with explained(self.out):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._lock)
+                raise RefusedError(
+                    "another run is writing this folder", where=str(self.out), fix="wait for it to end"
+                ) from None
+            except OSError as error:  # some network file systems have no locks
+                log.warning("%s cannot be locked (%s): make sure that only one run writes it", self.out, error.strerror)
+            if path.exists() and path.stat().st_ino == os.fstat(self._lock).st_ino:
+                return
+            os.close(self._lock)  # a run that wrote nothing removed it meanwhile, and its lock with it
 
     def _claim(self, identity: dict[str, Any]) -> None:
         path = self.folder / JOURNAL
@@ -68,10 +76,13 @@ class Journal:
         before = _load(path)
         different = sorted(k for k in identity.keys() | before.keys() if identity.get(k) != before.get(k))
         if different:
+            problem = f"belongs to a run with a different {' and '.join(different)}"
+            if different == ["stamps"]:
+                now, then = identity["stamps"], before["stamps"]
+                shard = next(name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name))
+                problem = f"the source's {shard} was written to since this run began (its size or time differs)"
             raise RefusedError(
-                f"belongs to a run with a different {' and '.join(different)}",
-                where=str(self.out),
-                fix="convert into another folder, or remove this one and start again",
+                problem, where=str(self.out), fix="convert into another folder, or remove this one and start again"
             )
 
     def __enter__(self) -> Journal:
@@ -80,10 +91,15 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._fresh and not (self.folder / "shards").exists():
-            shutil.rmtree(self.folder)  # nothing was written: leave no trace
+        if error is not None:
             with contextlib.suppress(OSError):
-                self.out.rmdir()
+                self._remove_partial()  # those of workers that were stopped
+            untouched = not (self.folder / "shards").exists() and list(self.out.iterdir()) == [self.folder]
+            if self._fresh and untouched:  # nothing was written: leave no trace
+                shutil.rmtree(self.folder, ignore_errors=True)
+                if self._made:
+                    with contextlib.suppress(OSError):
+                        self.out.rmdir()
         os.close(self._lock)
 
     def finished(self) -> dict[str, dict[str, Any]]:
@@ -91,11 +107,16 @@ class Journal:
         records: dict[str, dict[str, Any]] = {}
         for path in sorted((self.folder / "shards").glob("*.json")):
             record, shard = _load(path), self.out / path.name.removesuffix(".json")
+            if not isinstance(record.get("bytes"), int):
+                raise _damaged(path)
             if shard.is_file() and shard.stat().st_size == record["bytes"]:
                 records[shard.name] = record
-        for leftover in self.out.glob(f"*{PARTIAL_SUFFIX}"):
-            leftover.unlink()
+        self._remove_partial()
         return records
+
+    def _remove_partial(self) -> None:
+        for leftover in self.out.rglob(f"*{PARTIAL_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
 
     def clear_records(self) -> None:
         """Drop the shard records once the manifest holds what they say."""
@@ -126,7 +147,11 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except ValueError:
-        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again") from None
+        raise _damaged(path) from None
     if not isinstance(document, dict):
-        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")
+        raise _damaged(path)
     return document
+
+
+def _damaged(path: Path) -> RefusedError:
+    return RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")

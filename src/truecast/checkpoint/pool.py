@@ -7,9 +7,12 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from types import FrameType
 from typing import TypeVar
 
 from truecast.errors import WorkerLostError
@@ -20,10 +23,13 @@ Result = TypeVar("Result")
 _PR_SET_PDEATHSIG = 1
 
 
-def run_jobs(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int) -> Iterator[tuple[Result, Job]]:
+def run_jobs(
+    work: Callable[[Job], Result], jobs: Sequence[Job], processes: int
+) -> Generator[tuple[Result, Job], None, None]:
     """Yield ``(result, job)`` as jobs finish, in no fixed order; inline where one process is enough.
 
-    The first error ends the run: jobs not yet begun are dropped, those at work are stopped.
+    The first error ends the run, and so does closing the generator: jobs not yet begun are dropped, those at work are
+    stopped. Close it (``contextlib.closing``) where the loop over it may raise.
     Raises: whatever ``work`` raises; WorkerLostError if a worker was killed.
     """
     if processes <= 1 or len(jobs) <= 1:
@@ -33,7 +39,8 @@ def run_jobs(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int)
     context = multiprocessing.get_context("spawn")  # fork copies locks held by other threads
     pool = ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=_follow_parent, initargs=(os.getpid(),))
     try:
-        futures = {pool.submit(work, job): job for job in jobs}
+        with _interrupts_held():
+            futures = {pool.submit(work, job): job for job in jobs}
         for future in as_completed(futures):
             yield future.result(), futures[future]
     except BrokenProcessPool:
@@ -47,6 +54,29 @@ def run_jobs(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int)
             worker.terminate()
         for worker in workers:
             worker.join()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while workers start: neither may they see it before they can ignore it, nor be left half born.
+
+    Workers inherit the mask. In this process the signal may reach a thread of some library that does not have it, and
+    is then noted by a handler.
+    """
+    held: list[tuple[int, FrameType | None]] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if in_main else None
+    if handler is not None:
+        signal.signal(signal.SIGINT, lambda *event: held.append(event))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+    if held and callable(handler):
+        handler(*held[0])
 
 
 def _follow_parent(parent: int) -> None:

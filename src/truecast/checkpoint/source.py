@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import ByteFile, LocalOpener, Opener, RemoteOpener, connect
+from truecast.checkpoint.files import ByteFile, LocalOpener, Opener, RemoteOpener, connect, explained
 from truecast.checkpoint.header import TensorInfo, read_header
 from truecast.errors import InputError
 
@@ -92,10 +92,13 @@ def open_checkpoint(location: str | os.PathLike[str], problem: Problem | None = 
     if "://" in text:
         return _open_remote(text, report)
     path = Path(text)
-    if not path.exists():
-        raise InputError("no such file or folder", where=text)
+    try:
+        if not path.exists():
+            raise InputError("no such file or folder", where=text)
+        names = sorted(e.name for e in os.scandir(path) if e.is_file() or e.is_symlink()) if path.is_dir() else []
+    except OSError as error:
+        raise InputError(f"cannot open: {error.strerror}", where=text) from None
     if path.is_dir():
-        names = sorted(e.name for e in os.scandir(path) if e.is_file() or e.is_symlink())
         local = LocalOpener(path)
         return _assemble(text, path, names, local, report, _walk_auxiliary(path))
     if path.suffix != SHARD_SUFFIX:
@@ -123,10 +126,8 @@ def _open_remote(url: str, report: Problem) -> Checkpoint:
     if root.endswith(SHARD_SUFFIX):
         folder, _, name = url.rpartition("/")
         return _assemble(url, None, [name], RemoteOpener(folder), report, {})
-    try:
+    with explained(url, "list"):
         listed = [e for e in filesystem.ls(root, detail=True) if e["type"] == "file"]
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot list: {error}", where=url) from None
     names = sorted({str(e["name"]).rsplit("/", 1)[-1] for e in listed})
     opener = RemoteOpener(url.rstrip("/"))
     auxiliary = {n: opener(n).size for n in names if is_auxiliary(n)}
@@ -194,6 +195,7 @@ def _assemble(
     checkpoint = Checkpoint(location, {}, {}, {}, {}, {}, auxiliary, index, opener, local_path)
     if CONFIG in names:
         checkpoint.config = _json_object(checkpoint.read_small(CONFIG), f"{location}/{CONFIG}")
+        _check_config(checkpoint.config, f"{location}/{CONFIG}")
     for name in wanted:
         if name not in present:
             report(
@@ -211,6 +213,14 @@ def _assemble(
     if index is not None:
         _compare_with_index(checkpoint, weight_map, index_name, report)
     return checkpoint
+
+
+def _check_config(config: dict[str, Any], where: str) -> None:
+    """Refuse keys of another type than everything here relies on, at the top and one level down."""
+    for block in (config, *(v for v in config.values() if isinstance(v, dict))):
+        for key, kind, name in (("quantization_config", dict, "object"), ("model_type", str, "string")):
+            if not isinstance(block.get(key), (kind, type(None))):
+                raise InputError(f"{key} is no JSON {name}", where=where, fix="download it again")
 
 
 def _read_index(location: str, names: list[str], opener: Opener) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
@@ -246,7 +256,7 @@ def _read_shard(checkpoint: Checkpoint, name: str, report: Problem) -> None:
         digest = hashlib.sha256()
 
         def read(start: int, end: int) -> bytes:
-            data = file.read(start, end)
+            data = bytes(file.read(start, end))
             digest.update(data)
             return data
 
@@ -301,7 +311,7 @@ def _read_whole(file: ByteFile, where: str, limit: int) -> bytes:
     try:
         if file.size > limit:
             raise InputError(f"{file.size} bytes are more than the {limit} that such a file may have", where=where)
-        return file.read(0, file.size)
+        return bytes(file.read(0, file.size))
     finally:
         file.close()
 

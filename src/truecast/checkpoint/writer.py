@@ -12,7 +12,7 @@ from pathlib import Path
 from truecast.errors import InputError, RefusedError
 
 PARTIAL_SUFFIX = ".partial"
-_COPY_BYTES = 16 << 20
+_COPY_BYTES = 1 << 20
 
 
 class FileWriter:
@@ -26,16 +26,31 @@ class FileWriter:
         self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
         self.position = 0
         self._digest = hashlib.sha256()
+        while not self._open_locked():
+            pass
         with explained(path):
-            self._fd = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(self._fd, 0)
+
+    def _open_locked(self) -> bool:
+        """Open and lock the partial file. False if it was renamed in between: then it is somebody's finished file."""
+        with explained(self.path):
+            self._fd = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._fd)
+            self._close()
             raise RefusedError(
-                "another process is writing it", where=str(path), fix="wait for that run to end"
+                "another process is writing it", where=str(self.path), fix="wait for that run to end"
             ) from None
-        os.ftruncate(self._fd, 0)
+        except OSError:
+            pass  # a file system without locks: the journal has warned
+        try:
+            if self.partial.stat().st_ino == os.fstat(self._fd).st_ino:
+                return True
+        except FileNotFoundError:
+            pass
+        self._close()
+        return False
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes. Raises: RefusedError when the disk is full (the partial file is removed)."""
@@ -61,13 +76,14 @@ class FileWriter:
                 except OSError as error:
                     if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                         raise
-                    self.write(os.pread(source_fd, step, offset))
-                    offset += step
-                    continue
+                    data = os.pread(source_fd, step, offset)
+                    self.write(data)
+                    copied = len(data)
+                else:
+                    self._digest.update(os.pread(source_fd, copied, offset))
+                    self.position += copied
             if copied == 0:
                 raise InputError("the source ended early", where=str(self.path), fix="is it still being written?")
-            self._digest.update(os.pread(source_fd, copied, offset))
-            self.position += copied
             offset += copied
 
     def commit(self, before_rename: Callable[[str], None] | None = None) -> str:
@@ -88,8 +104,9 @@ class FileWriter:
 
     def abort(self) -> None:
         """Give up: remove the partial file, so that it takes no space."""
+        if self._fd >= 0:
+            self.partial.unlink(missing_ok=True)  # while the lock is held: afterwards it may be another process's
         self._close()
-        self.partial.unlink(missing_ok=True)
 
     def _close(self) -> None:
         if self._fd >= 0:

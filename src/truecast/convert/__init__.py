@@ -2,6 +2,6 @@
 
 from truecast.convert.execute import convert
 from truecast.convert.plan import Plan, Target, plan
-from truecast.convert.scan import scan
+from truecast.convert.scan import Scan, scan
 
-__all__ = ["Plan", "Target", "convert", "plan", "scan"]
+__all__ = ["Plan", "Scan", "Target", "convert", "plan", "scan"]

@@ -9,7 +9,7 @@ from typing import Any
 from truecast import __version__
 from truecast.checkpoint.index import INDEX_FILE, encode_index
 from truecast.checkpoint.source import CONFIG, Checkpoint
-from truecast.convert.exclude import as_patterns, bank_of, exclude_globs, unquantized_modules
+from truecast.convert.exclude import as_patterns, bank_of, exclude_globs, tied_heads, unquantized_modules
 from truecast.convert.plan import Plan
 from truecast.families.base import aliases
 from truecast.layouts import nvfp4_modelopt
@@ -49,7 +49,8 @@ def _quantization_config(plan: Plan, written: Checkpoint, before: dict[str, Any]
     contents = recognise(written.tensors)
     cast = [m.name for m in contents.matrices.values() if m.layout == plan.layout.NAME]
     kept = sorted({bank_of(m.name) for m in contents.matrices.values() if m.layout != plan.layout.NAME})
-    globs = exclude_globs(plan.family, cast, [*unquantized_modules(contents.plain.values()), *kept])
+    plain = unquantized_modules(contents.plain.values())
+    globs = exclude_globs(plan.family, cast, [*plain, *tied_heads([*plain, *contents.matrices]), *kept])
     if before.get("quant_method") == "fp8":  # FP8 modules stay what they are, so their description stays too
         if plan.layout.DIALECT != "modelopt":
             return before if plan.layout.DIALECT in ("deepseek", "bf16") else _plain_block(plan, globs)

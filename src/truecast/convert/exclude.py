@@ -31,6 +31,18 @@ def unquantized_modules(plain: Iterable[TensorInfo]) -> list[str]:
     ]
 
 
+def tied_heads(modules: Iterable[str]) -> list[str]:
+    """Output heads that share the embedding's weight: built as modules at run time, stored nowhere.
+
+    ``modules`` are all modules with a stored weight. A reader that is not told of the head looks for its scales.
+    """
+    names = set(modules)
+    heads = {
+        n.removesuffix("embed_tokens").removesuffix("model.") + "lm_head" for n in names if n.endswith("embed_tokens")
+    }
+    return sorted(heads - names)
+
+
 def bank_of(module: str) -> str:
     """The expert bank that a module belongs to (``...experts`` of ``...experts.3.w1``); the module itself if none."""
     found = re.match(r"(.*\.experts)\.\d+\.", module)
@@ -87,5 +99,7 @@ def _regex(glob: str) -> str:
 
 
 def _hits(glob: str, name: str) -> bool:
+    if "*" not in glob and glob in name:
+        return True  # vLLM takes an entry without a star as a substring
     pattern = re.compile(_regex(glob))
     return any(pattern.fullmatch(candidate) for candidate in (name, *name.split(".")))

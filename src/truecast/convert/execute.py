@@ -6,10 +6,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from truecast import __version__
+from truecast.checkpoint.files import stream
 from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal, encode_json
 from truecast.checkpoint.pool import run_jobs
 from truecast.checkpoint.source import Checkpoint, open_checkpoint, open_shards
@@ -17,7 +19,6 @@ from truecast.checkpoint.writer import FileWriter, explained, write_file
 from truecast.convert.configs import GENERATED, small_files
 from truecast.convert.manifest import build_manifest, encode_manifest, load_manifest
 from truecast.convert.plan import Plan, ShardPlan, Target, plan
-from truecast.convert.produce import CHUNK_BYTES
 from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, scan
 from truecast.convert.shard import ShardJob, write_shard
@@ -52,17 +53,18 @@ def convert(
     """
     folder = Path(out)
     source = open_checkpoint(location)
+    stamps = source.stamps()
     _check_apart(source, folder)
     work = plan(source, target)
     identity = {
         "source": source.fingerprint(),
         "plan": work.digest(),
         "version": __version__,
-        "stamps": source.stamps(),
+        "stamps": stamps,
     }
     with Journal(folder, identity) as journal:
         if (folder / MANIFEST).exists():
-            return load_manifest(folder / MANIFEST)
+            return _complete(folder)
         started = time.monotonic()
         records = journal.finished()
         missing = [shard for shard in work.shards if shard.file not in records]
@@ -70,9 +72,11 @@ def convert(
         found = scan(work, jobs, _stage(progress, "scan", sum(m.rows * m.cols // 2 for m in work.cast)))
         refuse_inexact(work, found)
         written = _stage(progress, "write", sum(work.shard_bytes(shard) for shard in missing))
-        for record, _ in run_jobs(write_shard, [_job(work, s, folder, found) for s in missing], jobs):
-            records[record["file"]] = record
-            written(record["bytes"])
+        shard_jobs = [_job(work, s, folder, found, stamps) for s in missing]
+        with closing(run_jobs(write_shard, shard_jobs, jobs)) as results:
+            for record, _ in results:
+                records[record["file"]] = record
+                written(record["bytes"])
         files = {name: {"bytes": r["bytes"], "sha256": r["sha256"]} for name, r in records.items()}
         files |= _copy_auxiliary(source, folder) | _write_small(work, folder)
         manifest = build_manifest(work, found, work.digest(), files, records.values())
@@ -100,7 +104,21 @@ def refuse_inexact(work: Plan, found: Scan) -> None:
     )
 
 
-def _job(work: Plan, shard: ShardPlan, folder: Path, found: Scan) -> ShardJob:
+def _complete(folder: Path) -> dict[str, Any]:
+    """The manifest of a finished run. Raises: RefusedError if a file that it lists is gone or of another size."""
+    manifest = load_manifest(folder / MANIFEST)
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+            raise RefusedError(
+                f"the run is complete, but this file is no longer the {entry['bytes']} bytes that it wrote",
+                where=str(path),
+                fix="put it back, or remove the output folder and start again",
+            )
+    return manifest
+
+
+def _job(work: Plan, shard: ShardPlan, folder: Path, found: Scan, stamps: Mapping[str, list[int]]) -> ShardJob:
     matrices = {m.name for t in shard.tensors for piece in t.pieces for m in piece}
     files = {t.source.file for t in shard.tensors if t.source is not None}
     files |= {v.tensor.file for t in shard.tensors for piece in t.pieces for m in piece for v in m.parts.values()}
@@ -109,7 +127,7 @@ def _job(work: Plan, shard: ShardPlan, folder: Path, found: Scan) -> ShardJob:
         out=folder,
         files=SourceFiles(work.source.opener),
         source_path=work.source.local_path,
-        stamps={name: s for name, s in work.source.stamps().items() if name in files},
+        stamps={name: s for name, s in stamps.items() if name in files},
         m={name: found.m[name] for name in matrices if name in found.m},
         target=work.layout.FORMAT,
         dialect=work.layout.DIALECT,
@@ -167,8 +185,8 @@ def _copy_auxiliary(source: Checkpoint, folder: Path) -> dict[str, dict[str, Any
                 path.parent.mkdir(parents=True, exist_ok=True)
             writer = FileWriter(path)
             try:
-                for position in range(0, file.size, CHUNK_BYTES):
-                    writer.write(file.read(position, min(position + CHUNK_BYTES, file.size)))
+                for data in stream(file, 0, file.size):
+                    writer.write(data)
                 size, sha256 = writer.position, writer.commit()
             except BaseException:
                 writer.abort()

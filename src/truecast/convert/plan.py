@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from truecast.checkpoint.header import TensorInfo, alignment_of, encode_header, nbytes_of
@@ -14,7 +15,7 @@ from truecast.checkpoint.source import Checkpoint
 from truecast.errors import InputError, UsageError
 from truecast.families import Family, find_family
 from truecast.families.base import is_kept, twin_key
-from truecast.layouts import Layout, dialects, find_layout
+from truecast.layouts import Layout, dialects, find_layout, nvfp4_modelopt
 from truecast.layouts.base import Matrix, OutTensor
 from truecast.layouts.recognise import Contents, recognise
 
@@ -37,7 +38,7 @@ class Target:
     max_shard_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardPlan:
     """One output file: its tensors in file order. ``verbatim`` names the source shard that it copies whole."""
 
@@ -45,6 +46,7 @@ class ShardPlan:
     tensors: tuple[OutTensor, ...]
     verbatim: str | None = None
 
+    @cached_property
     def header(self) -> bytes:
         """The header that this file starts with (not for a verbatim copy). Raises: InputError if it is too long."""
         try:
@@ -52,7 +54,7 @@ class ShardPlan:
         except ValueError as error:
             raise InputError(str(error), where=self.file, fix="split with a smaller --max-shard-size") from None
 
-    @property
+    @cached_property
     def data_bytes(self) -> int:
         """Bytes of tensor data."""
         return sum(nbytes_of(t.dtype, t.shape) for t in self.tensors)
@@ -89,14 +91,15 @@ class Plan:
 
     def shard_bytes(self, shard: ShardPlan) -> int:
         """Size of one output shard in bytes."""
-        return self.source.shards[shard.verbatim] if shard.verbatim else len(shard.header()) + shard.data_bytes
+        return self.source.shards[shard.verbatim] if shard.verbatim else len(shard.header) + shard.data_bytes
 
     def digest(self) -> str:
         """sha256 over the target's options and every output header: what the journal compares."""
-        digest = hashlib.sha256(json.dumps([asdict(self.target), self.layout.NAME, self.activations]).encode())
+        options = [self.layout.NAME, self.activations, self.target.allow_inexact]  # defaults resolved: however spelt
+        digest = hashlib.sha256(json.dumps(options).encode())
         for shard in self.shards:
             digest.update(shard.file.encode() + b"\0")
-            digest.update(self.source.header_sha256[shard.verbatim].encode() if shard.verbatim else shard.header())
+            digest.update(self.source.header_sha256[shard.verbatim].encode() if shard.verbatim else shard.header)
         return digest.hexdigest()
 
 
@@ -116,7 +119,8 @@ def plan(source: Checkpoint, target: Target) -> Plan:
         raise InputError(f"is {layout.NAME} already: nothing to do", where=source.location)
     activations = target.activations
     if activations is None:
-        activations = any(m.input_scale is not None for m in cast)
+        wanted = (layout.FORMAT, layout.DIALECT) in family.wants_input_scales
+        activations = wanted or any(m.input_scale is not None for m in cast)
     if activations and layout.FORMAT != "nvfp4":
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
     emitted = list(layout.emit(cast, activations))
@@ -154,7 +158,7 @@ def _split_kept(contents: Contents, family: Family, layout: Layout) -> tuple[lis
     kept: list[Matrix] = []
     cast: list[Matrix] = []
     for matrix in contents.matrices.values():
-        keep = matrix.layout == layout.NAME or (layout.FORMAT == "nvfp4" and is_kept(family, matrix.name))
+        keep = matrix.layout == layout.NAME or (layout.NAME == nvfp4_modelopt.NAME and is_kept(family, matrix.name))
         (kept if keep else cast).append(matrix)
     return kept, cast
 

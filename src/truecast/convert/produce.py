@@ -9,14 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.casts import mxfp4_to_nvfp4, to_bf16
-from truecast.checkpoint.files import ByteFile
-from truecast.convert.scan import check_scales, read_global_scale
+from truecast.checkpoint.files import ByteFile, stream
+from truecast.convert.scan import check_scales, inverted, read_global_scale, read_scalar
 from truecast.layouts.base import Matrix, OutTensor, read_view
 
 U8 = NDArray[np.uint8]
-
-CHUNK_BYTES = 8 << 20
-"""Plain tensors are copied in pieces of this size."""
 
 
 @dataclass(slots=True)
@@ -56,32 +53,38 @@ class Producer:
     def __init__(self, read: Callable[[str], ByteFile], m: Mapping[str, int], target: str, dialect: str) -> None:
         self.read, self.m, self.target, self.dialect = read, m, target, dialect
         self.tally = Tally()
-        self._recent: dict[str, tuple[U8, U8]] = {}
+        self._recent: dict[str, tuple[U8 | None, U8]] = {}
 
     def tensor(self, out: OutTensor) -> Iterator[bytes | memoryview]:
-        """The bytes of one tensor, piece after piece."""
+        """The bytes of one tensor, piece by piece. A piece is valid until the next one is asked for."""
         if out.source is not None:
-            file, position, end = self.read(out.source.file), out.source.start, out.source.end
-            while position < end:
-                step = min(CHUNK_BYTES, end - position)
-                yield file.read(position, position + step)
-                position += step
+            yield from stream(self.read(out.source.file), out.source.start, out.source.end)
             return
-        pieces = out.pieces[:1] if out.shape in ((), (1,)) else out.pieces  # a scalar is shared by all pieces
-        for piece in pieces:
-            members = piece[:1] if out.shape in ((), (1,)) else piece
-            data = [self._part(out, matrix) for matrix in members]
-            merged = data[0] if len(data) == 1 else np.stack(data, axis=1).reshape(-1, data[0].shape[1])
+        scalar = out.shape in ((), (1,))  # shared by all matrices under it
+        for piece in out.pieces[:1] if scalar else out.pieces:
+            if out.role == "codes" and len(piece) == 1 and self._streamable(out, piece[0]):
+                tensor = piece[0].codes.tensor
+                yield from stream(self.read(tensor.file), tensor.start, tensor.end)
+                continue
+            rows = [self._part(out, matrix) for matrix in (piece[:1] if scalar else piece)]
+            merged = rows[0] if len(rows) == 1 else np.stack(rows, axis=1).reshape(-1, rows[0].shape[1])
             if out.transposed:
                 item = 2 if out.role == "weight" else 1
-                merged = np.ascontiguousarray(merged.view(np.dtype(f"u{item}")).T).view(np.uint8)
+                merged = np.ascontiguousarray(merged.view(f"u{item}").T).view(np.uint8)
             yield merged.data.cast("B")
+
+    def _streamable(self, out: OutTensor, matrix: Matrix) -> bool:
+        """Do the codes stay, and lie as they will be written? Then they pass through without ever being held whole."""
+        view = matrix.codes
+        together = view.entry is None and view.row_step == 1 and not view.transposed
+        return together and not out.transposed and self._cast(matrix)[0] is None
 
     def _part(self, out: OutTensor, matrix: Matrix) -> U8:
         """One part of one matrix: a row of bytes per row."""
         match out.role:
             case "codes":
-                return self._cast(matrix)[0]
+                codes = self._cast(matrix)[0]
+                return self._codes(matrix) if codes is None else codes
             case "scale":
                 return self._cast(matrix)[1]
             case "weight":
@@ -95,19 +98,21 @@ class Producer:
                 return _scalar(self._input_scale(matrix))
         raise AssertionError(out.role)
 
-    def _stored(self, matrix: Matrix) -> tuple[U8, U8]:
-        codes = read_view(matrix.codes, self.read(matrix.codes.tensor.file))
+    def _codes(self, matrix: Matrix) -> U8:
+        return read_view(matrix.codes, self.read(matrix.codes.tensor.file))
+
+    def _scale(self, matrix: Matrix) -> U8:
         scale = read_view(matrix.scale, self.read(matrix.scale.tensor.file))
         check_scales(matrix, scale)
-        return codes, scale
+        return scale
 
-    def _cast(self, matrix: Matrix) -> tuple[U8, U8]:
-        """Codes and scale to store. The last few results are kept: scale follows codes at once in most layouts."""
+    def _cast(self, matrix: Matrix) -> tuple[U8 | None, U8]:
+        """New codes (None where they stay) and scale. The last results are kept: scale follows codes in most layouts."""
         if matrix.name in self._recent:
             return self._recent[matrix.name]
-        codes, scale = self._stored(matrix)
+        codes, scale = None, self._scale(matrix)
         if self.target == "nvfp4" and matrix.layout.startswith("mxfp4"):
-            codes, scale, report = mxfp4_to_nvfp4.cast(codes, scale, self.m[matrix.name])
+            codes, scale, report = mxfp4_to_nvfp4.cast(scale, self.m[matrix.name], lambda: self._codes(matrix))
             self.tally.count(matrix, report)
         while len(self._recent) >= 2:
             del self._recent[next(iter(self._recent))]
@@ -115,7 +120,7 @@ class Producer:
         return codes, scale
 
     def _dequantize(self, matrix: Matrix) -> U8:
-        codes, scale = self._stored(matrix)
+        codes, scale = self._codes(matrix), self._scale(matrix)
         if matrix.layout.startswith("mxfp4"):
             values, _ = to_bf16.from_mxfp4(codes, scale)
         else:
@@ -128,15 +133,17 @@ class Producer:
         if matrix.layout.startswith("mxfp4"):
             m = self.m[matrix.name]
             return np.float32(np.ldexp(np.float32(1), -m if divides else m))
+        assert matrix.global_scale is not None
         value = read_global_scale(matrix, self.read)
-        return value if divides == matrix.layout.endswith("compressed-tensors") else np.float32(1) / value
+        same = divides == matrix.layout.endswith("compressed-tensors")
+        return value if same else inverted(value, matrix.global_scale)
 
     def _input_scale(self, matrix: Matrix) -> np.float32:
         if matrix.input_scale is None:
             return np.float32(1)
-        stored = read_view(matrix.input_scale, self.read(matrix.input_scale.tensor.file)).view(np.float32)[0, 0]
+        value = read_scalar(matrix.input_scale, self.read, "activation scale")
         same = (self.dialect == "compressed-tensors") == matrix.layout.endswith("compressed-tensors")
-        return np.float32(stored) if same else np.float32(1) / np.float32(stored)
+        return value if same else inverted(value, matrix.input_scale)
 
 
 def _scalar(value: np.float32) -> U8:

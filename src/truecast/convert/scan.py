@@ -7,6 +7,7 @@ group. Nothing is guessed from a sample: all scales are read, and codes wherever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from truecast.convert.plan import Plan
 from truecast.convert.reading import SourceFiles
 from truecast.errors import InputError
 from truecast.formats import e8m0, exact
-from truecast.layouts.base import Matrix, read_view
+from truecast.layouts.base import Matrix, View, read_view
 
 U8 = NDArray[np.uint8]
 
@@ -61,10 +62,13 @@ def scan(plan: Plan, jobs: int = 1, progress: Callable[[int], None] | None = Non
     result = Scan()
     files = SourceFiles(plan.source.opener)
     parts = [_Job(files, groups, plan.layout.FORMAT, plan.layout.DIALECT) for groups in _by_shard(plan.twin_groups)]
-    for part, job in run_jobs(_scan_groups, parts, jobs):
-        result.merge(part)
-        if progress:
-            progress(sum(m.rows * m.cols // 2 for group in job.groups for m in group))
+    with closing(run_jobs(_scan_groups, parts, jobs)) as results:
+        for part, job in results:
+            result.merge(part)
+            if progress:
+                progress(sum(m.rows * m.cols // 2 for group in job.groups for m in group))
+    result.inexact_matrices = dict(sorted(result.inexact_matrices.items()))  # parts come in no fixed order
+    result.near_overflow.sort()
     return result
 
 
@@ -150,7 +154,9 @@ def _choose(members: list[tuple[U8, _Codes]]) -> tuple[exact.GlobalExponent, int
 
 
 def _live_below(scales: U8, codes: _Codes, byte: int) -> bool:
-    low = scales.astype(np.int16) < byte
+    if byte <= int(scales.min()):
+        return False
+    low = scales < np.uint8(byte)
     return bool(low.any()) and bool((codes.packed().reshape(*scales.shape, 16)[low] & 0x77).any())
 
 
@@ -160,8 +166,8 @@ def _scan_relayout(group: list[Matrix], read: Callable[[str], ByteFile], dialect
         assert matrix.global_scale is not None
         value = read_global_scale(matrix, read)
         if (dialect == "compressed-tensors") != matrix.layout.endswith("compressed-tensors"):
-            inverse = np.float32(1) / value
-            if np.frexp(value)[0] != 0.5 or not np.isfinite(inverse):
+            inverted(value, matrix.global_scale)
+            if np.frexp(value)[0] != 0.5:
                 result.inexact_matrices[matrix.name] = matrix.rows * matrix.cols // 16
                 result.inexact_half_blocks += matrix.rows * matrix.cols // 16
 
@@ -186,7 +192,12 @@ def _scan_bf16(group: list[Matrix], read: Callable[[str], ByteFile], result: Sca
 
 def check_scales(matrix: Matrix, scale: U8) -> None:
     """Refuse a NaN among block scales. Raises: InputError naming tensor, row and block."""
-    bad = scale == e8m0.NAN if matrix.layout.startswith("mxfp4") else (scale & 0x7F) == 0x7F
+    if matrix.layout.startswith("mxfp4"):
+        if int(scale.max()) < e8m0.NAN:
+            return
+        bad = scale == e8m0.NAN
+    else:
+        bad = (scale & 0x7F) == 0x7F
     if bad.any():
         row, block = (int(i) for i in np.argwhere(bad)[0])
         raise InputError(
@@ -200,8 +211,21 @@ def check_scales(matrix: Matrix, scale: U8) -> None:
 def read_global_scale(matrix: Matrix, read: Callable[[str], ByteFile]) -> np.float32:
     """The stored global scale. Raises: InputError if it is not positive and finite."""
     assert matrix.global_scale is not None
-    view = matrix.global_scale
+    return read_scalar(matrix.global_scale, read, "global scale")
+
+
+def read_scalar(view: View, read: Callable[[str], ByteFile], what: str) -> np.float32:
+    """A stored float32 scale. Raises: InputError if it is not positive and finite."""
     value = read_view(view, read(view.tensor.file)).view(np.float32)[0, 0]
     if not (np.isfinite(value) and value > 0):
-        raise InputError(f"global scale is {value}; it must be positive and finite", where=view.tensor.where)
+        raise InputError(f"{what} is {value}; it must be positive and finite", where=view.tensor.where)
     return np.float32(value)
+
+
+def inverted(value: np.float32, view: View) -> np.float32:
+    """One over a scale, for the dialect that divides. Raises: InputError where float32 does not hold it."""
+    with np.errstate(over="ignore"):
+        inverse = np.float32(1) / value
+    if not np.isfinite(inverse):
+        raise InputError(f"scale is {value}, and one over it is beyond float32", where=view.tensor.where)
+    return np.float32(inverse)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import LocalFile
+from truecast.checkpoint.files import ByteFile, LocalFile, stream
 from truecast.checkpoint.journal import write_record
 from truecast.checkpoint.source import shard_path, stamp
 from truecast.checkpoint.writer import FileWriter
 from truecast.convert.plan import ShardPlan
-from truecast.convert.produce import CHUNK_BYTES, Producer
+from truecast.convert.produce import Producer
 from truecast.convert.reading import SourceFiles
 from truecast.errors import RefusedError
 
@@ -60,11 +60,11 @@ def _write_tensors(job: ShardJob, writer: FileWriter) -> dict[str, Any]:
         if job.shard.verbatim:
             _copy_whole(read(job.shard.verbatim), writer)
         else:
-            writer.write(job.shard.header())
+            writer.write(job.shard.header)
             for tensor in job.shard.tensors:
                 for data in producer.tensor(tensor):
                     writer.write(data)
-            assert writer.position == len(job.shard.header()) + job.shard.data_bytes, job.shard.file
+            assert writer.position == len(job.shard.header) + job.shard.data_bytes, job.shard.file
     tally = producer.tally
     return {
         "half_blocks": tally.half_blocks,
@@ -74,12 +74,12 @@ def _write_tensors(job: ShardJob, writer: FileWriter) -> dict[str, Any]:
     }
 
 
-def _copy_whole(file: Any, writer: FileWriter) -> None:
+def _copy_whole(file: ByteFile, writer: FileWriter) -> None:
     if isinstance(file, LocalFile):
         writer.copy_from(file.fd, file.size)
         return
-    for position in range(0, file.size, CHUNK_BYTES):
-        writer.write(file.read(position, min(position + CHUNK_BYTES, file.size)))
+    for data in stream(file, 0, file.size):
+        writer.write(data)
 
 
 def _check_source_unchanged(job: ShardJob) -> None:
@@ -87,5 +87,5 @@ def _check_source_unchanged(job: ShardJob) -> None:
         return
     for name, before in job.stamps.items():
         path = shard_path(job.source_path, name)
-        if stamp(path) != before:
+        if not path.exists() or stamp(path) != before:
             raise RefusedError("changed while it was read", where=str(path), fix="convert from a source at rest")

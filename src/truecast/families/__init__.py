@@ -20,7 +20,8 @@ def find_family(config: Mapping[str, Any], names: Iterable[str]) -> Family:
     The generic family where none fits.
     """
     text = config.get("text_config")
-    types = {config.get("model_type"), text.get("model_type") if isinstance(text, Mapping) else None}
+    named = [config.get("model_type"), text.get("model_type") if isinstance(text, Mapping) else None]
+    types = {name if isinstance(name, str) else None for name in named}
     for family in FAMILIES:
         if types & family.model_types:
             return family

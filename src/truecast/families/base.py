@@ -24,7 +24,9 @@ class Family:
     renames: tuple[tuple[str, str], ...]
     fused: dict[str, tuple[str, ...]]
     keep: tuple[re.Pattern[str], ...] = ()
-    """Quantized modules that stay as they are when the rest goes to NVFP4."""
+    """Quantized modules that stay as they are when the rest goes to ModelOpt's NVFP4, as engines want it."""
+    wants_input_scales: frozenset[tuple[str, str]] = frozenset()
+    """(format, dialect) whose engines always quantize activations, and leave a missing scale uninitialised."""
     engine_notes: dict[tuple[str, str], str] = field(default_factory=dict)
     """(format, dialect) -> what a user of a serving engine has to know before converting to it."""
 
@@ -64,5 +66,5 @@ def fused_modules(family: Family, modules: Iterable[str]) -> list[str]:
 
 
 def is_kept(family: Family, module: str) -> bool:
-    """Does this quantized module stay in its source format when the rest goes to NVFP4?"""
+    """Does this quantized module stay in its source format when the rest goes to ModelOpt's NVFP4?"""
     return any(pattern.search(module) for pattern in family.keep)

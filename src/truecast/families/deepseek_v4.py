@@ -14,6 +14,7 @@ DEEPSEEK_V4 = Family(
     renames=((r"^(layers|mtp)\.", r"model.\1."), (r"\.ffn\.", ".mlp."), (r"\.attn\.", ".self_attn.")),
     fused={"gate_up_proj": ("w1", "w3"), "fused_wqa_wkv": ("wq_a", "wkv")},
     keep=(re.compile(r"^mtp\."),),  # engines read the draft's experts as MXFP4 whatever the main model's are
+    wants_input_scales=frozenset({("nvfp4", "modelopt")}),  # vLLM 0.33 models/deepseek_v41/quant_config.py: W4A4 only
     engine_notes={
         ("nvfp4", "compressed-tensors"): "no engine reads this dialect for DeepSeek-V4 (its config cannot describe the"
         " FP8 modules); for serving, convert with --dialect modelopt",

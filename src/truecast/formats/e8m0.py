@@ -26,7 +26,8 @@ def exponents(scales: U8) -> NDArray[np.int16]:
 
 def decode(scales: U8) -> NDArray[np.float32]:
     """Value of each scale byte. Shapes: ``[...]`` uint8 -> ``[...]`` float32, NaN for byte 255. Exact."""
-    values = np.ldexp(np.float32(1), exponents(scales).astype(np.int32))
+    with np.errstate(over="ignore"):  # byte 255 would be 2^128
+        values = np.ldexp(np.float32(1), exponents(scales).astype(np.int32))
     return np.where(scales == NAN, np.float32(np.nan), values).astype(np.float32)
 
 

@@ -32,4 +32,4 @@ def pack_nibbles(codes: U8) -> U8:
         raise ValueError(f"cannot pack an odd number of codes: last axis is {codes.shape[-1]}")
     if codes.size and int(codes.max()) > 0x0F:
         raise ValueError(f"a 4-bit code is at most 15, got {int(codes.max())}")
-    return np.bitwise_or(codes[..., 0::2], codes[..., 1::2] << 4, dtype=np.uint8)
+    return np.asarray(codes[..., 0::2] | (codes[..., 1::2] << 4), dtype=np.uint8)

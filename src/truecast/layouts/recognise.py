@@ -6,6 +6,7 @@ layout, or is the orphaned part of a packed tensor, is a fault, never silently a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from truecast.checkpoint.header import TensorInfo
 from truecast.errors import InputError
 from truecast.layouts import LAYOUTS
 from truecast.layouts.base import Matrix
+from truecast.layouts.stacked import MEMBERS
 
 _CODES = (".weight_packed", ".weight", ".qweight", "_blocks")
 _PARTS = (
@@ -24,6 +26,8 @@ _PARTS = (
     ".scale",
     "_scales",
 )
+_BANKS = tuple(f".{projection}" for projection in MEMBERS)
+_BANK_PARTS = ("_weight_scale_2", "_weight_scale", "_input_scale")
 _PACKED_DTYPES = ("U8", "I8", "F4", "I32")
 
 
@@ -49,7 +53,7 @@ def recognise(tensors: Mapping[str, TensorInfo], problem: Callable[[InputError],
     claimed: set[str] = set()
     layouts = [layout for layout in LAYOUTS.values() if layout.FORMAT != "bf16"]
     for tensor in tensors.values():
-        if tensor.dtype not in _PACKED_DTYPES:
+        if tensor.dtype not in _PACKED_DTYPES or tensor.name.endswith(_PARTS) or 0 in tensor.shape:
             continue
         for layout in layouts:
             found = layout.match(tensor, tensors)
@@ -76,35 +80,47 @@ def _report(problem: Callable[[InputError], None] | None, error: InputError) -> 
 
 def _packed_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> InputError | None:
     """Why a tensor that looks like packed codes was claimed by no layout; None if it does not look packed."""
-    if tensor.dtype not in _PACKED_DTYPES or len(tensor.shape) < 2 or not tensor.name.endswith(_CODES):
+    bank = tensor.name.endswith(_BANKS)
+    if tensor.dtype not in _PACKED_DTYPES or len(tensor.shape) < 2 or not (bank or tensor.name.endswith(_CODES)):
         return None
-    stem = next(tensor.name.removesuffix(s) for s in _CODES if tensor.name.endswith(s))
-    partners = {s: tensors[stem + s] for s in _PARTS if stem + s in tensors}
+    stem = tensor.name if bank else next(tensor.name.removesuffix(s) for s in _CODES if tensor.name.endswith(s))
+    partners = {s: tensors[stem + s] for s in (_BANK_PARTS if bank else _PARTS) if stem + s in tensors}
     have = (
         ", ".join(f"{stem.rpartition('.')[2]}{s} {t.dtype} {list(t.shape)}" for s, t in partners.items()) or "no scales"
     )
-    cols = tensor.shape[-1] * 2 if len(tensor.shape) == 2 else tensor.shape[-1] * tensor.shape[-2] * 2
-    if tensor.dtype in ("U8", "I8") and cols % 32:
+    packed, rest = tensor.shape[-1:], list(tensor.shape[:-1])
+    if tensor.name.endswith("_blocks"):
+        packed, rest = tensor.shape[2:], list(tensor.shape[:2])
+    elif bank:
+        packed, rest = tensor.shape[1:2], list(tensor.shape[:1])
+    cols, rows = math.prod(packed) * 2, list(tensor.shape[2:]) if bank else []
+    if 0 in tensor.shape:
+        problem = f"{tensor.dtype} {list(tensor.shape)} holds no element"
+    elif tensor.dtype in ("U8", "I8") and cols % 32:
         problem = f"its last dimension holds {cols} elements, which is no multiple of 32"
     elif not partners:
         problem = f"{tensor.dtype} {list(tensor.shape)} looks packed, but its scales are missing"
+    elif tensor.dtype == "I32":
+        problem = f"I32 {list(tensor.shape)} with {have} is packed in words, which no layout here reads"
     else:
-        lead = list(tensor.shape[:2]) if tensor.name.endswith("_blocks") else [tensor.shape[0]]
+        mxfp4 = "" if bank else f" MXFP4 wants scales U8 {[*rest, cols // 32]},"
         problem = (
-            f"{tensor.dtype} {list(tensor.shape)} with {have} fits no layout; MXFP4 wants scales U8 {[*lead, cols // 32]},"
-            f" NVFP4 scales F8_E4M3 {[*lead, cols // 16]} and an F32 scalar global scale"
+            f"{tensor.dtype} {list(tensor.shape)} with {have} fits no layout;{mxfp4}"
+            f" NVFP4 wants scales F8_E4M3 {[*rest, cols // 16, *rows]} and an F32 scalar global scale"
         )
     return InputError(problem, where=tensor.where, fix="download it again, or name the format in an issue")
 
 
 def _orphan_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> InputError | None:
     """A scale whose codes are missing; None if the tensor is no scale or scales an unpacked tensor."""
-    suffix = next((s for s in _PARTS if tensor.name.endswith(s)), None)
-    if suffix is None or tensor.name.endswith(_CODES):
-        return None
-    if suffix == ".scale" and tensor.dtype not in ("U8", "F8_E8M0"):
-        return None  # many models call a norm's weight so
-    stem = tensor.name.removesuffix(suffix)
+    stem = next((tensor.name.removesuffix(s) for s in _BANK_PARTS if tensor.name.endswith(s)), "")
+    if not stem.endswith(_BANKS):
+        suffix = next((s for s in _PARTS if tensor.name.endswith(s)), None)
+        if suffix is None or tensor.name.endswith(_CODES):
+            return None
+        if suffix in (".scale", "_scales") and tensor.dtype not in ("U8", "F8_E8M0"):
+            return None  # many models call a norm's weight so
+        stem = tensor.name.removesuffix(suffix)
     if any(stem + s in tensors for s in (*_CODES, "")) and stem:
         return None
     return InputError(

@@ -1,4 +1,7 @@
-"""The independent proof: two checkpoints read from disk and compared. Shares no code with what wrote them."""
+"""The independent proof: `verify` holds two checkpoints against each other, `check` looks at one.
+
+Shares no code with what wrote them.
+"""
 
 from truecast.verify.against import verify_against
 from truecast.verify.report import Counts, Failure, Inexact, Report

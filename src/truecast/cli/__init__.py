@@ -1,0 +1,1 @@
+"""One thin file per verb: parse, call one public function, render."""

@@ -1,0 +1,37 @@
+"""``truecast check CKPT``: faults of a checkpoint that somebody made, each with the reason and the remedy."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from truecast.cli.output import print_result, progress
+from truecast.verify.check import CheckReport, check
+
+NAME = "check"
+HELP = "Look for faults in any checkpoint: scales, twins, index, exclude lists, conventions."
+CLAIM_FAILS = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    parser.add_argument("src", metavar="CKPT", help="folder, .safetensors file or fsspec URL")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check and print the findings. Exit 1 if there is an error among them."""
+    with progress(args) as report:
+        result = check(args.src, progress=report)
+    print_result(args, result.document(), lambda console: _render(console, result))
+    return 0 if result.ok else CLAIM_FAILS
+
+
+def _render(console: Console, result: CheckReport) -> None:
+    for finding in result.findings:
+        console.print(f"{finding.severity.upper():8}{finding.id}  {finding.place}", markup=False)
+        console.print(f"        {finding.message}", markup=False)
+        console.print(f"        why: {finding.why}", markup=False)
+        console.print(f"        remedy: {finding.remedy}", markup=False)
+    verdict = "PASS" if result.ok else "FAIL"
+    console.print(f"{verdict}  {result.errors:,} errors, {result.warnings:,} warnings")

@@ -1,0 +1,49 @@
+"""``truecast convert SRC OUT --to FORMAT``: write the recast checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from rich.console import Console
+
+from truecast.cli.output import add_jobs, gigabytes, print_result, progress
+from truecast.cli.target import add_target, target_of
+from truecast.convert import convert
+from truecast.report.card import render_card
+
+NAME = "convert"
+HELP = "Recast a checkpoint. Runs again after any interruption; the output is the same byte for byte."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    parser.add_argument("src", metavar="SRC", help="folder, .safetensors file or fsspec URL")
+    parser.add_argument("out", metavar="OUT", help="folder to write")
+    add_target(parser)
+    add_jobs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert and print the outcome."""
+    with progress(args) as report:
+        manifest = convert(args.src, args.out, target_of(args), jobs=args.jobs, card=render_card, progress=report)
+
+    def render(console: Console) -> None:
+        blocks = manifest["blocks"]
+        size = sum(f["bytes"] for f in manifest["files"].values())
+        console.print(f"{args.out}: {manifest['target']['layout']}, {manifest['tensors']:,} tensors, {gigabytes(size)}")
+        if manifest["target"]["format"] == "nvfp4":
+            console.print(f"half blocks {blocks['half_blocks']:,}, renormalised {blocks['renormalised']:,},"
+                          f" inexact {blocks['inexact']:,}")  # fmt: skip
+        for note in manifest["notes"]:
+            console.print(f"note: {note}")
+        console.print(f"\nProve it: {shlex.join(['truecast', 'verify', args.src, args.out])}")
+
+    print_result(args, _document(manifest), render)
+    return 0
+
+
+def _document(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {"manifest": {k: v for k, v in manifest.items() if k != "files"}, "files": len(manifest["files"])}

@@ -1,0 +1,84 @@
+"""``truecast plan SRC --to FORMAT``: what a conversion would do, and with ``--scan`` whether it would be exact."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+
+from truecast.checkpoint.source import open_checkpoint
+from truecast.cli.output import add_jobs, gigabytes, print_result, progress, table
+from truecast.cli.target import add_target, target_of
+from truecast.convert import Plan, Scan, plan, scan
+from truecast.convert.plan import summary
+
+NAME = "plan"
+HELP = "Show what a conversion would write, from headers alone; --scan reads the scales and says whether it is exact."
+WOULD_REFUSE = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    parser.add_argument("src", metavar="SRC", help="folder, .safetensors file or fsspec URL")
+    add_target(parser)
+    parser.add_argument("--scan", action="store_true", help="read the scales, and codes where needed")
+    add_jobs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan and print. Exit 3 if the scan says that ``convert`` would refuse."""
+    work = plan(open_checkpoint(args.src), target_of(args))
+    document = dict(summary(work))
+    found = None
+    if args.scan:
+        with progress(args) as report:
+            total = sum(m.rows * m.cols // 2 for m in work.cast)
+            found = scan(work, args.jobs, (lambda n: report("scan", n, total)) if report else None)
+        document["scan"] = scan_document(found)
+    print_result(args, document, lambda console: _render(console, work, document, found))
+    return WOULD_REFUSE if found and found.inexact_matrices and not work.target.allow_inexact else 0
+
+
+def scan_document(found: Scan) -> dict[str, Any]:
+    """The scan's result as JSON."""
+    return {
+        "exact": not found.inexact_matrices,
+        "half_blocks": found.half_blocks,
+        "inexact_half_blocks": found.inexact_half_blocks,
+        "inexact_matrices": found.inexact_matrices,
+        "near_overflow": found.near_overflow,
+        "global_exponents": {str(m): list(found.m.values()).count(m) for m in sorted(set(found.m.values()))},
+    }
+
+
+def _render(console: Console, work: Plan, document: dict[str, Any], found: Scan | None) -> None:
+    rows = [(c["class"], c["from"], c["to"], c["matrices"], c["elements"]) for c in document["classes"]]
+    console.print(table("cast", ("class", "from", "to", ">matrices", ">elements"), rows))
+    plain = [(c["class"], c["dtype"], c["tensors"], c["bytes"]) for c in document["plain"]]
+    console.print()
+    console.print(table("copied byte for byte", ("class", "dtype", ">tensors", ">bytes"), plain))
+    console.print(
+        f"\nfamily    {document['family']}, {document['twin_groups']:,} groups with a global scale of their own"
+    )
+    console.print(f"read      {gigabytes(document['source_bytes'])}, {document['source_tensors']:,} tensors")
+    console.print(
+        f"write     {gigabytes(document['out_bytes'])}, {document['out_tensors']:,} tensors in {document['shards']} shards,"
+        f" {document['verbatim_shards']} of them copied whole"
+    )
+    if work.dropped:
+        console.print(f"dropped   {len(work.dropped):,} tensors: {next(iter(work.dropped.values()))}")
+    for note in work.notes:
+        console.print(f"note      {note}")
+    if found is None:
+        console.print("exact?    not known from headers; add --scan")
+    elif found.inexact_matrices:
+        console.print(
+            f"exact?    NO: {found.inexact_half_blocks:,} half blocks in {len(found.inexact_matrices):,} matrices:"
+        )
+        for name, count in list(found.inexact_matrices.items())[:10]:
+            console.print(f"          {count:,} in {name}")
+    else:
+        console.print(f"exact?    yes, all {found.half_blocks:,} half blocks")
+    if found and found.near_overflow:
+        console.print(f"warning   {len(found.near_overflow)} matrices hold values near float32's limit")

@@ -1,0 +1,68 @@
+"""``truecast verify SRC OUT``: prove, over every element, that OUT holds what SRC holds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from truecast.cli.output import add_jobs, gigabytes, print_result, progress
+from truecast.errors import UsageError
+from truecast.verify import Report, verify, verify_against
+
+NAME = "verify"
+HELP = "Prove from the bytes on disk that OUT holds what SRC holds, element by element."
+CLAIM_FAILS = 1
+SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    parser.add_argument("src", metavar="SRC", help="the source; with --against, the one checkpoint to prove again")
+    parser.add_argument("out", metavar="OUT", nargs="?", help="the converted checkpoint")
+    parser.add_argument(
+        "--certificate", type=Path, metavar="FILE", help="write hashes from which anyone can prove a tensor"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="prove a checkpoint (either side) against a certificate"
+    )
+    parser.add_argument(
+        "--tensor", action="append", metavar="NAME", help="with --against: only this one; may be repeated"
+    )
+    add_jobs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify and print the verdict. Exit 1 if the claim does not hold."""
+    if args.against is not None:
+        if args.out is not None or args.certificate is not None:
+            raise UsageError("--against takes one checkpoint and no --certificate")
+        result = verify_against(args.src, args.against, args.tensor)
+    elif args.out is None:
+        raise UsageError("verify needs SRC and OUT", fix="or one checkpoint and --against FILE")
+    elif args.tensor:
+        raise UsageError("--tensor goes with --against")
+    else:
+        with progress(args) as report:
+            result = verify(args.src, args.out, jobs=args.jobs, certificate=args.certificate, progress=report)
+    print_result(args, result.document(), lambda console: _render(console, result))
+    return 0 if result.ok else CLAIM_FAILS
+
+
+def _render(console: Console, result: Report) -> None:
+    for failure in result.failures.kept[:SHOWN]:
+        place = [failure.tensor, f"in {failure.file}" if failure.tensor and failure.file else failure.file]
+        if failure.row is not None:
+            place.append(f"at row {failure.row}, column {failure.column}")
+        console.print(f"FAIL  {' '.join(p for p in place if p)}: {failure.message}", markup=False)
+    if result.failures.total > SHOWN:
+        console.print(f"      and {result.failures.total - SHOWN:,} more")
+    for note in result.notes:
+        console.print(f"note  {note}", markup=False)
+    counts = result.counts
+    console.print(
+        f"{'PASS' if result.ok else 'FAIL'}  {counts.matrices:,} matrices, {counts.half_blocks:,} half blocks,"
+        f" {counts.elements:,} elements compared; {counts.copied_tensors:,} tensors byte for byte;"
+        f" {gigabytes(counts.bytes_read)} read"
+    )

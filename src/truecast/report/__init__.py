@@ -1,0 +1,1 @@
+"""Renders recorded JSON for people: the model card. Computes nothing, reads no checkpoint."""

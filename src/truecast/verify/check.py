@@ -1,0 +1,120 @@
+"""``check``: is this checkpoint sound by itself? No manifest and no source is needed, anybody's checkpoint will do.
+
+Headers and index, how the parts of packed matrices fit together, every scale byte, the global scales across fused
+modules, and the quantization config against what is stored. Faults are collected, not raised.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from truecast.checkpoint.source import open_checkpoint
+from truecast.errors import InputError
+from truecast.families import find_family
+from truecast.layouts.recognise import recognise
+from truecast.verify.check_config import check_config, declares_activations, find_blocks
+from truecast.verify.check_exclude import check_exclude
+from truecast.verify.check_files import check_banks, check_shards, header_finding, part_finding
+from truecast.verify.check_findings import Collector, Finding
+from truecast.verify.check_scales import ScaleResult, check_input_scales, check_twins, scale_jobs, scan_shard
+
+SCHEMA = "truecast.check/1"
+Progress = Callable[[str, int, int], None]
+"""Told ``(stage, bytes just done, bytes in all)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What ``check`` found in one checkpoint."""
+
+    location: str
+    findings: list[Finding]
+    """Errors first. A rule broken more often on one class of tensors than is listed ends with "and N more"."""
+    totals: dict[str, int]
+    """Id -> how often it was found, listed or not."""
+    errors: int
+    warnings: int
+    """How many there are of each, listed or not."""
+    counts: dict[str, int]
+    """Tensors, matrices, shards, scales read, bytes of tensor data, bytes read."""
+    layouts: list[str]
+    family: str
+
+    @property
+    def ok(self) -> bool:
+        """No error; warnings do not count."""
+        return not self.errors
+
+    def document(self) -> dict[str, Any]:
+        """The report as one JSON document."""
+        return {
+            "schema": SCHEMA,
+            "location": self.location,
+            "ok": self.ok,
+            "family": self.family,
+            "layouts": self.layouts,
+            "counts": self.counts,
+            "errors": self.errors,
+            "warnings": self.warnings,
+            "totals": self.totals,
+            "findings": [finding.document() for finding in self.findings],
+        }
+
+
+def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress | None = None) -> CheckReport:
+    """Judge a folder, a ``.safetensors`` file or an fsspec URL.
+
+    ``progress`` is told bytes of block scales as they are done. ``jobs`` is taken for the pool to come; shards are
+    scanned one after another.
+    Raises: InputError if there is no checkpoint at all, or if a file cannot be read.
+    """
+    found = Collector()
+
+    def header_fault(error: InputError) -> None:
+        header_finding(found, os.fspath(location), error)
+
+    def part_fault(error: InputError) -> None:
+        part_finding(found, checkpoint.tensors, error)
+
+    checkpoint = open_checkpoint(location, header_fault)
+    check_shards(found, checkpoint)
+    contents = recognise(checkpoint.tensors, part_fault)
+    family = find_family(checkpoint.config, checkpoint.tensors)
+    plain_experts = [n.removesuffix(".weight") for n in contents.plain if n.endswith(".weight")]
+    check_banks(found, contents.matrices.values(), plain_experts)
+
+    result = ScaleResult()
+    parts = scale_jobs(checkpoint.opener, contents.matrices.values())
+    total = sum(part.scale_bytes for part in parts)
+    for part in parts:
+        result.merge(scan_shard(part))
+        if progress:
+            progress("scales", part.scale_bytes, total)
+    found.merge(result.found)
+    check_twins(found, family, contents.matrices, result.global_scales)
+
+    blocks = find_blocks(found, checkpoint)
+    check_config(found, checkpoint, blocks, contents.layouts)
+    check_input_scales(found, contents.matrices, declares_activations(blocks.chosen))
+    if blocks.chosen is not None:
+        check_exclude(found, family, blocks.chosen, blocks.file, contents)
+    return CheckReport(
+        location=checkpoint.location,
+        findings=found.findings(),
+        totals=found.totals(),
+        errors=sum(found.totals("error").values()),
+        warnings=sum(found.totals("warning").values()),
+        counts={
+            "shards": len(checkpoint.shards),
+            "tensors": len(checkpoint.tensors),
+            "matrices": len(contents.matrices),
+            "scales": result.scales,
+            "bytes": checkpoint.total_bytes,
+            "bytes_read": result.bytes_read,
+        },
+        layouts=sorted(contents.layouts),
+        family=family.name,
+    )

@@ -1,0 +1,320 @@
+"""Findings about exclude lists: what they name must be what is stored unquantized, under the names that engines use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from truecast.families.base import Family, aliases
+from truecast.layouts import LAYOUTS
+from truecast.layouts.recognise import Contents
+from truecast.verify.check_config import exclude_lists, weight_groups
+from truecast.verify.check_findings import Collector, Place
+from truecast.verify.check_matching import EXCLUDED, PARTIAL, Matcher, VllmModelopt, bad_patterns, matchers
+
+_PLAIN_DTYPES = {"BF16", "F16", "F32", "F64"}
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
+_STACKED_EXPERTS = re.compile(r"(.*\.experts)\.(?:gate_up_proj|down_proj)(?:\.weight)?")
+_NO_LINEAR = re.compile(r"norm|conv|rotary|pos_emb|position_embed", re.IGNORECASE)
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|word_embeddings|wte|wpe|embed)$")
+_PROBES = ("gate_proj", "up_proj", "down_proj")
+"""Leaves of expert 0 that compressed-tensors loaders ask for, whatever the checkpoint calls them."""
+
+_WHY_HARMLESS = (
+    "the engines known to load this family build it unquantized, or under another name, whatever the list says;"
+    " a reader that goes by the list alone fails"
+)
+_WHY_LEAF = "SGLang and vLLM ask only whether the bank is excluded; a reader that asks expert by expert is misled"
+
+_BOTH_FUSE = {"qkv_proj", "gate_up_proj"}
+"""Fused modules that SGLang and vLLM both build in nearly every model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Exempt:
+    """Modules that the engines of a family never look up in the list, whatever the config says."""
+
+    family: str
+    dialects: tuple[str, ...]
+    modules: re.Pattern[str]
+
+
+_NEVER_ASKED = (
+    # SGLang 0.5.20 and vLLM 0.33 models/kimi_k3: built without a quant_config
+    _Exempt("kimi_k3", ("modelopt", "compressed-tensors"), re.compile(r"\.gate$|_res_proj$|vision_tower")),
+    _Exempt("kimi_k3", ("compressed-tensors",), re.compile(r"routed_expert_(down|up)_proj$|mm_projector")),
+    _Exempt("gpt_oss", ("modelopt", "compressed-tensors"), re.compile(r"\.router$|(^|\.)lm_head$")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """A checkpoint's modules as engines see them: experts as one bank."""
+
+    quantized: tuple[str, ...]
+    """Modules with packed tensors; of a bank its name, and the matrices of its first expert."""
+    plain: tuple[str, ...]
+    """Modules with a plain two-dimensional float weight; of a bank its name."""
+    everything: frozenset[str]
+    """Every module that some tensor belongs to, packed experts as matrices."""
+
+
+def sort_modules(contents: Contents, dialect: str) -> Modules:
+    """Sort a checkpoint's tensors into modules. Matrices of another dialect (a draft's) count as neither kind."""
+    quantized: dict[str, None] = {}
+    seen_banks: dict[str, str] = {}
+    everything: set[str] = set()
+    for matrix in contents.matrices.values():
+        everything.add(matrix.name)
+        if dialect != LAYOUTS[matrix.layout].DIALECT:
+            continue
+        if match := _EXPERT.fullmatch(matrix.name):
+            bank, first = match[1], match[2]
+            quantized.setdefault(bank)
+            if seen_banks.setdefault(bank, first) != first:
+                continue
+        quantized.setdefault(matrix.name)
+    linear: dict[str, None] = {}
+    for tensor in contents.plain.values():
+        module = tensor.name.rpartition(".")[0] or tensor.name
+        everything.add(module)
+        if tensor.dtype not in _PLAIN_DTYPES:
+            continue
+        if len(tensor.shape) == 3 and (stacked := _STACKED_EXPERTS.fullmatch(tensor.name)):
+            linear.setdefault(stacked[1])
+        elif tensor.name.endswith(".weight") and len(tensor.shape) == 2 and not _NO_LINEAR.search(module):
+            match = _EXPERT.fullmatch(module)
+            linear.setdefault(match[1] if match else module)
+    return Modules(tuple(quantized), tuple(m for m in linear if m not in quantized), frozenset(everything))
+
+
+def check_exclude(found: Collector, family: Family, block: Mapping[str, Any], file: str, contents: Contents) -> None:
+    """Hold a block's exclude list against the modules. Only the two dialects whose matching is known are judged."""
+    method = block.get("quant_method")
+    dialect = "compressed-tensors" if method == "compressed-tensors" else "modelopt"
+    hybrid = method == "fp8" and block.get("moe_quant_algo") is not None
+    if not (dialect == "compressed-tensors" or hybrid or str(method or "modelopt").startswith("modelopt")):
+        return
+    modules = sort_modules(contents, dialect)
+    place = Place(file=file)
+    if file == "config.json" and "ignore" not in block and block.get("exclude_modules") and dialect == "modelopt":
+        found.add("exclude-key", place, "has exclude_modules, but no ignore")
+    sglang, vllm = exclude_lists(block)
+    bad = set(bad_patterns({*sglang, *vllm}, dialect))
+    for pattern in sorted(bad):
+        found.add("exclude-invalid", place, f"{pattern!r} is no valid pattern")
+    sglang, vllm = ([p for p in patterns if p not in bad] for patterns in (sglang, vllm))
+    judge = _Judge(found, family, dialect, matchers(dialect, sglang, vllm), modules, place)
+    judge.dead_patterns(dict.fromkeys([*sglang, *vllm]))
+    judge.excluded_but_quantized(dict.fromkeys([*sglang, *vllm]))
+    mixed = hybrid or str(block.get("quant_algo")).upper() == "MIXED_PRECISION"  # modules are opted in, not out
+    if not mixed and modules.quantized:
+        judge.split_modelopt(vllm)
+        judge.plain_but_not_excluded(_targets(block))
+
+
+def _targets(block: Mapping[str, Any]) -> list[str]:
+    listed = [t for g in weight_groups(block) for t in g.get("targets") or [] if isinstance(t, str)]
+    return listed or ["Linear"]
+
+
+class _Judge:
+    """The checks on one list; they share the modules' runtime names."""
+
+    def __init__(
+        self, found: Collector, family: Family, dialect: str, readers: list[Matcher], modules: Modules, place: Place
+    ) -> None:
+        self.found, self.family, self.dialect, self.readers = found, family, dialect, readers
+        self.modules, self.place = modules, place
+        self.splitting: VllmModelopt | None = None
+        self.by_expert: dict[str, list[str]] = {}
+
+    def split_modelopt(self, patterns: Sequence[str]) -> None:
+        """Also ask vLLM's list as it becomes for models whose weights vLLM renames: ``x*`` as ``x`` and ``x.*``."""
+        if self.dialect == "modelopt":
+            self.splitting = VllmModelopt(patterns, split=True)
+
+    def dead_patterns(self, patterns: Iterable[str]) -> None:
+        """A pattern that hits no module, under any spelling, is probably a mistake."""
+        names = self._known_names()
+        for pattern in patterns:
+            match = _EXPERT.fullmatch(pattern)
+            if pattern in names or (match and f"{match[1]}.0.{match[3]}" in names):
+                continue
+            readers = matchers(self.dialect, [pattern], [pattern])
+            if any(reader.hits(name) for name in names for reader in readers):
+                continue
+            if any(reader.hits(n) for n in self._numbered(pattern) for reader in readers):
+                continue
+            message = f"{pattern!r} matches no module, also not under the names that engines use"
+            self.found.add("exclude-matches-nothing", self.place, message)
+
+    def _numbered(self, pattern: str) -> Iterable[str]:
+        """Matrices of experts that a pattern may single out by number; the names that are always tried hold expert 0."""
+        if "[" in pattern or "\\d" in pattern:
+            return self.modules.everything
+        if not self.by_expert:
+            for module in self.modules.everything:
+                if match := _EXPERT.fullmatch(module):
+                    self.by_expert.setdefault(match[2], []).append(module)
+        return (module for number in re.findall(r"\d+", pattern) for module in self.by_expert.get(number, ()))
+
+    def excluded_but_quantized(self, patterns: Iterable[str]) -> None:
+        """A module with packed tensors that some engine would leave unquantized."""
+        listed = list(patterns)
+        alone: dict[str, list[Matcher]] = {}
+
+        def hit_by(pattern: str, name: str) -> bool:
+            if pattern not in alone:
+                alone[pattern] = matchers(self.dialect, [pattern], [pattern])
+            return any(reader.hits(name) for reader in alone[pattern])
+
+        for module in self.modules.quantized:
+            names = [alias for name in self._asked_for(module) for alias in aliases(self.family, name)]
+            hit = next(((r, name) for name in names for r in self.readers if r.hits(name)), None)
+            if hit is None:
+                continue
+            reader, name = hit
+            pattern = next((p for p in listed if name in p or hit_by(p, name)), "the list")
+            spelled = "" if name == module else f" (looked up as {name})"
+            leaf = self.dialect == "modelopt" and _EXPERT.fullmatch(module) is not None
+            self.found.add(
+                "exclude-hits-quantized",
+                Place(module=module),
+                f"{pattern!r} in {self.place.file} excludes it in {reader.engine}{spelled}, but it is quantized",
+                severity="warning" if leaf else None,
+                why=_WHY_LEAF if leaf else None,
+            )
+
+    def plain_but_not_excluded(self, targets: Sequence[str]) -> None:
+        """A plain module that some engine would build quantized."""
+        plain = [m for m in self.modules.plain if self._targeted(m, targets)]
+        covered = set(self._fused(plain))
+        for module in plain:
+            if module in covered:
+                continue
+            if _EMBEDDING.search(module):
+                missed = [] if self.dialect == "compressed-tensors" else self._missed_by(module)  # not a Linear
+                if missed:
+                    self._miss("exclude-misses-embedding", module, missed)
+                continue
+            missed = self._missed_by(module)
+            if missed:
+                self._miss("exclude-misses-plain", module, missed, harmless=self._never_asked(module))
+            elif self.splitting and not self._hit_by(self.splitting, module):
+                message = (
+                    f"{self.place.file} excludes it, but not in vLLM for a model whose weights it renames: there a"
+                    " trailing x* becomes x and x.*"
+                )
+                harmless = self.family.name != "kimi_k3" or self._never_asked(module)
+                self.found.add(
+                    "exclude-misses-plain", Place(module=module), message, severity="warning" if harmless else None
+                )
+
+    def _fused(self, plain: Sequence[str]) -> Iterator[str]:
+        """Judge runtime modules fused out of plain ones. Yields the modules that a verdict covers."""
+        by_parent: dict[str, dict[str, bool]] = {}
+        for module, is_plain in [*((m, True) for m in plain), *((m, False) for m in self.modules.quantized)]:
+            parent, _, leaf = module.rpartition(".")
+            by_parent.setdefault(parent, {})[leaf] = is_plain
+        for parent, leaves in by_parent.items():
+            open_names: list[tuple[str, list[str]]] = []
+            closed = 0
+            for runtime, members in self.family.fused.items():
+                if not leaves.keys() >= set(members):
+                    continue
+                if len({leaves[m] for m in members}) > 1:
+                    packed = ", ".join(m for m in members if not leaves[m])
+                    message = f"of {', '.join(members)} only {packed} is quantized; engines fuse them to {runtime}"
+                    self.found.add("fused-partial", Place(module=parent), message)
+                    yield from (f"{parent}.{m}" for m in members)
+                elif leaves[members[0]]:
+                    missed = self._judge_fused(parent, runtime, members)
+                    if missed is None:
+                        yield from (f"{parent}.{m}" for m in members)
+                    elif missed:
+                        open_names.append((runtime, missed))
+                    else:
+                        closed += 1
+                        yield from (f"{parent}.{m}" for m in members)
+            for runtime, missed in open_names:
+                members_text = ", ".join(self.family.fused[runtime])
+                alone = runtime in _BOTH_FUSE and len(open_names) + closed == 1
+                harmless = (closed > 0 and not alone) or self._never_asked(f"{parent}.{runtime}")
+                self._miss("exclude-misses-plain", f"{parent}.{runtime}", missed, fused=members_text, harmless=harmless)
+                yield from (f"{parent}.{m}" for m in self.family.fused[runtime])
+
+    def _judge_fused(self, parent: str, runtime: str, members: Sequence[str]) -> list[str] | None:
+        """Engines that build the fused module quantized; None if one of them raises because only a part is excluded."""
+        missed = []
+        for reader in self.readers:
+            verdicts = [
+                reader.fused(f"{p}.{runtime}", [f"{p}.{m}" for m in members]) for p in aliases(self.family, parent)
+            ]
+            if EXCLUDED in verdicts:
+                continue
+            if PARTIAL in verdicts:
+                message = f"{reader.engine} fuses {', '.join(members)} to {runtime}, but only some of them are excluded"
+                self.found.add("fused-partial", Place(module=parent), message)
+                return None
+            missed.append(reader.engine)
+        if len(missed) < len(self.readers) and runtime not in _BOTH_FUSE:
+            return []  # one engine's own name, and that engine finds it excluded
+        return missed
+
+    def _miss(self, rule: str, module: str, missed: Sequence[str], *, fused: str = "", harmless: bool = False) -> None:
+        stored = f"it is made of {fused}, which are plain" if fused else "its weight is plain"
+        self.found.add(
+            rule,
+            Place(module=module),
+            f"{stored}, but {self.place.file} does not exclude it in {' or '.join(missed)}",
+            severity="warning" if harmless else None,
+            why=_WHY_HARMLESS if harmless else None,
+        )
+
+    def _missed_by(self, module: str) -> list[str]:
+        return [reader.engine for reader in self.readers if not self._hit_by(reader, module)]
+
+    def _hit_by(self, reader: Matcher, module: str) -> bool:
+        asked = self._asked_for(module) if module.endswith(".experts") else [module]
+        return any(reader.hits(alias) for name in asked for alias in aliases(self.family, name))
+
+    def _asked_for(self, module: str) -> list[str]:
+        """Names that stand for a module in an engine's question; a bank of experts is asked for by probes."""
+        if not module.endswith(".experts"):
+            return [module]
+        return [module] if self.dialect == "modelopt" else [f"{module}.0.{probe}" for probe in _PROBES]
+
+    def _never_asked(self, module: str) -> bool:
+        return any(
+            e.family == self.family.name and self.dialect in e.dialects and e.modules.search(module)
+            for e in _NEVER_ASKED
+        )
+
+    def _targeted(self, module: str, targets: Sequence[str]) -> bool:
+        for target in targets:
+            if target == "Linear" or target == module:
+                return True
+            if target.startswith("re:") and any(re.match(target[3:], a) for a in aliases(self.family, module)):
+                return True
+        return False
+
+    def _known_names(self) -> dict[str, None]:
+        """Every name under which an engine may ask for a module or for a part of the model above one."""
+        names: dict[str, None] = {"lm_head": None}  # a tied head has no tensor of its own
+        parents: dict[str, set[str]] = {}
+        for module in self.modules.everything:
+            match = _EXPERT.fullmatch(module)
+            path = f"{match[1]}.0.{match[3]}" if match else module
+            parents.setdefault(path.rpartition(".")[0], set()).add(path.rpartition(".")[2])
+            names[path] = None
+        for parent, leaves in parents.items():
+            for runtime, members in self.family.fused.items():
+                if leaves.issuperset(members):
+                    names[f"{parent}.{runtime}"] = None
+        for name in list(names):
+            parts = name.split(".")
+            names.update(dict.fromkeys(".".join(parts[:end]) for end in range(1, len(parts))))
+        return {alias: None for name in names for alias in aliases(self.family, name)}

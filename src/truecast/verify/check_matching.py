@@ -1,0 +1,182 @@
+"""How engines decide from an exclude list whether a module stays unquantized, re-stated from their sources.
+
+SGLang 0.5.20: layers/quantization/{modelopt_quant,utils}.py and compressed_tensors/utils.py.
+vLLM 0.33.0: layers/quantization/modelopt.py, utils/{quant_utils,config_utils}.py and compressed_tensors/utils.py.
+
+Each matcher knows one engine and one dialect. ``hits`` asks for a module that exists at run time as named; ``fused``
+for one that the engine builds out of several, which may also be excluded through all of its members' names, and is an
+error where only some of them are excluded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from typing import Protocol
+
+PARTIAL = "partial"
+EXCLUDED = "excluded"
+QUANTIZED = "quantized"
+
+_LANGUAGE = "language_model."
+_MLA_PROJECTIONS = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}
+_PLAIN = re.compile(r"[\w.-]+")
+_SUBSTRINGS_TRIED = 4096  # beyond this many plain names only whole dotted parts are tried, not every substring
+
+
+class Matcher(Protocol):
+    """One engine's reading of one exclude list."""
+
+    engine: str
+
+    def hits(self, name: str) -> bool:
+        """Does the list exclude this runtime module?"""
+
+    def fused(self, name: str, members: Sequence[str]) -> str:
+        """``excluded``, ``quantized`` or ``partial`` for a runtime module fused out of ``members`` (full names)."""
+
+
+def bad_patterns(patterns: Iterable[str], dialect: str) -> list[str]:
+    """Patterns that an engine cannot compile as the regular expression that it makes of them."""
+    bad = []
+    for pattern in patterns:
+        try:
+            re.compile(_sglang_regex(pattern) if dialect == "modelopt" else pattern.removeprefix("re:"))
+        except re.error:
+            if dialect == "modelopt" or pattern.startswith("re:"):
+                bad.append(pattern)
+    return bad
+
+
+def _sglang_regex(pattern: str) -> str:
+    return pattern.replace(".", r"\.").replace("*", ".*")  # as SGLang does: ? [ ] ( ) stay regex
+
+
+def _any_of(regexes: Iterable[str]) -> re.Pattern[str] | None:
+    parts = [f"(?:{r})" for r in regexes]
+    return re.compile("|".join(parts)) if parts else None
+
+
+def _merge(decisions: Sequence[bool]) -> str:
+    return EXCLUDED if all(decisions) else PARTIAL if any(decisions) else QUANTIZED
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    return (name, name.removeprefix(_LANGUAGE)) if name.startswith(_LANGUAGE) else (name,)
+
+
+def _subpaths(name: str) -> Iterable[str]:
+    """Every run of whole dotted parts of a name."""
+    parts = name.split(".")
+    for start in range(len(parts)):
+        for end in range(start + 1, len(parts) + 1):
+            yield ".".join(parts[start:end])
+
+
+class SglangModelopt:
+    """Globs over the whole name or any dotted part; plain names also where they stand inside the dotted path."""
+
+    engine = "SGLang"
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.literals = {p.rstrip(".") for p in patterns}
+        self.globs = _any_of(_sglang_regex(p) for p in patterns if not _PLAIN.fullmatch(p))
+        self.tails = {p.rpartition(".")[2] for p in patterns} & _MLA_PROJECTIONS
+        self.expert_names = "\n".join(p for p in patterns if "experts" in p and "*" not in p)
+
+    def hits(self, name: str) -> bool:
+        """See :class:`Matcher`."""
+        if self._globbed(name):
+            return True
+        return not name.endswith(".experts") and self._listed(name)  # a bank is asked for by its globs only
+
+    def fused(self, name: str, members: Sequence[str]) -> str:
+        """See :class:`Matcher`."""
+        listed = _merge([self._inside(member) for member in members])
+        return EXCLUDED if listed == QUANTIZED and self._globbed(name) else listed
+
+    def _globbed(self, name: str) -> bool:
+        for spelling in _spellings(name):
+            for candidate in (spelling, *spelling.split(".")):
+                if candidate in self.literals or (self.globs is not None and self.globs.fullmatch(candidate)):
+                    return True
+            if any(tail in spelling.rpartition(".")[2] for tail in self.tails):
+                return True
+        return False
+
+    def _listed(self, name: str) -> bool:
+        return self._inside(name) or ("experts" in name and name in self.expert_names)
+
+    def _inside(self, name: str) -> bool:
+        return any(path in self.literals for path in _subpaths(name))
+
+
+class VllmModelopt:
+    """fnmatch over the whole name; a plain name hits wherever it is a substring; a trailing ``x*`` may be split in two.
+
+    ``split``: vLLM rewrites ``x*`` to ``x`` and ``x.*`` for models whose weights it renames.
+    """
+
+    engine = "vLLM"
+
+    def __init__(self, patterns: Sequence[str], *, split: bool) -> None:
+        patterns = [p for pattern in patterns for p in (_split_star(pattern) if split else [pattern])]
+        self.literals = {p for p in patterns if not set(p) & set("*?[")}
+        self.globs = _any_of(translate(p) for p in patterns if p not in self.literals)
+        self.expert_names = "\n".join(p for p in patterns if "experts" in p)
+
+    def hits(self, name: str) -> bool:
+        """See :class:`Matcher`."""
+        return self._direct(name) or ("experts" in name and name in self.expert_names)
+
+    def fused(self, name: str, members: Sequence[str]) -> str:
+        """See :class:`Matcher`."""
+        if name in self.literals:
+            return EXCLUDED
+        listed = _merge([member in self.literals for member in members])
+        return EXCLUDED if listed == QUANTIZED and self._direct(name) else listed
+
+    def _direct(self, name: str) -> bool:
+        if name in self.literals or (self.globs is not None and self.globs.match(name)):
+            return True
+        if len(self.literals) > _SUBSTRINGS_TRIED:
+            return any(path in self.literals for path in _subpaths(name))
+        return any(literal in name for literal in self.literals)
+
+
+def _split_star(pattern: str) -> list[str]:
+    if len(pattern) >= 2 and pattern.endswith("*") and pattern[-2] != ".":
+        return [pattern[:-1], pattern[:-1] + ".*"]
+    return [pattern]
+
+
+class CompressedTensors:
+    """``re:`` patterns anchored at the start; plain names exact (vLLM), or a dotted suffix too (SGLang)."""
+
+    def __init__(self, patterns: Sequence[str], engine: str) -> None:
+        self.engine = engine
+        self.literals = {p for p in patterns if not p.startswith("re:")}
+        self.regexes = _any_of(p.removeprefix("re:") for p in patterns if p.startswith("re:"))
+
+    def hits(self, name: str) -> bool:
+        """See :class:`Matcher`."""
+        if name in self.literals or (self.regexes is not None and self.regexes.match(name)):
+            return True
+        if self.engine != "SGLang":
+            return False
+        parts = name.split(".")
+        return any(".".join(parts[start:]) in self.literals for start in range(1, len(parts)))
+
+    def fused(self, name: str, members: Sequence[str]) -> str:
+        """See :class:`Matcher`."""
+        if name in self.literals or (self.engine == "vLLM" and self.hits(name)):
+            return EXCLUDED
+        return _merge([self.hits(member) for member in members])
+
+
+def matchers(dialect: str, sglang: Sequence[str], vllm: Sequence[str]) -> list[Matcher]:
+    """How SGLang and vLLM read these lists. A pattern that is no valid regular expression must be left out before."""
+    if dialect == "compressed-tensors":
+        return [CompressedTensors(sglang, "SGLang"), CompressedTensors(vllm, "vLLM")]
+    return [SglangModelopt(sglang), VllmModelopt(vllm, split=False)]
