@@ -158,4 +158,4 @@ def expand_pairs(codes: U8, scale: U8, pairs: U32) -> U32:
     Viewed as uint16 the result is ``[n, k]``, one entry an element.
     """
     index = (scale.astype(np.uint16) << 8)[:, :, None] | codes.reshape(*scale.shape, -1)
-    return np.asarray(pairs[index].reshape(codes.shape), dtype=np.uint32)
+    return np.asarray(pairs.take(index, mode="wrap").reshape(codes.shape), dtype=np.uint32)
