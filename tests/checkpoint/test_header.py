@@ -279,7 +279,7 @@ NUMPY = {
 }  # fmt: skip
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12).filter(
-    lambda n: n != "__metadata__"
+    lambda n: n != "__metadata__" and n.isprintable()  # a name that steers a terminal is refused, see below
 )
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 contents = st.dictionaries(names, st.tuples(st.sampled_from(sorted(NUMPY)), shapes), max_size=5)
@@ -355,3 +355,8 @@ def test_a_header_beyond_the_limit_is_not_written(monkeypatch: pytest.MonkeyPatc
     encode_header([("a", "U8", (1,))], {})
     with pytest.raises(ValueError, match="limit"):
         encode_header([("a", "U8", (1,)), ("b", "U8", (1,))], {})
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "\x1f", "a\u202eb"])
+def test_a_name_that_steers_a_terminal_is_refused(name: str) -> None:
+    refuses(safetensors.numpy.save({name: np.zeros(1, np.uint8)}), "control characters")

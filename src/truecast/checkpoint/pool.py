@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from types import FrameType
 from typing import TypeVar
 
 from truecast.errors import WorkerLostError
@@ -56,12 +58,25 @@ def run_jobs(
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back while workers start: they inherit that, and so never see one before they can ignore it."""
+    """Hold Ctrl-C back while workers start: neither may they see it before they can ignore it, nor be left half born.
+
+    Workers inherit the mask. In this process the signal may reach a thread of some library that does not have it, and
+    is then noted by a handler.
+    """
+    held: list[tuple[int, FrameType | None]] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if in_main else None
+    if handler is not None:
+        signal.signal(signal.SIGINT, lambda *event: held.append(event))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+    if held and callable(handler):
+        handler(*held[0])
 
 
 def _follow_parent(parent: int) -> None:
