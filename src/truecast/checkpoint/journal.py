@@ -77,8 +77,8 @@ class Journal:
         different = sorted(k for k in identity.keys() | before.keys() if identity.get(k) != before.get(k))
         if different:
             problem = f"belongs to a run with a different {' and '.join(different)}"
-            if different == ["stamps"]:
-                now, then = identity["stamps"], before["stamps"]
+            now, then = identity.get("stamps"), before.get("stamps")
+            if different == ["stamps"] and isinstance(now, dict) and isinstance(then, dict):
                 shard = next(name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name))
                 problem = f"the source's {shard} was written to since this run began (its size or time differs)"
             raise RefusedError(
