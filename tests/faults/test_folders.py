@@ -38,6 +38,16 @@ def test_started_at_the_same_time(
     assert tree(out) == reference.tree
 
 
+def test_removed_during_the_run(start: Callable[..., Any], k3: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = start(k3, out)
+    run.until(run.workers)
+    shutil.rmtree(out)
+    code, stdout, err = run.wait()
+    assert (code, stdout) == (2, "")
+    assert err.startswith(f"truecast convert: {out}/") and err.endswith(": cannot write: No such file or directory\n")
+
+
 def test_same_bytes_for_any_jobs_and_any_place(
     start: Callable[..., Any], k3: Path, k3_copy: Path, reference: Any, tree: Callable[[Path], Any], tmp_path: Path
 ) -> None:
@@ -109,6 +119,19 @@ def test_complete_run_that_lost_a_file(
         (done / name).write_bytes(content)
     assert cli("convert", tiny, done, "--to", "nvfp4").code == 0
     assert tree(done) == wanted
+
+
+@pytest.mark.parametrize("file", ["truecast.json", ".truecast/journal.json"])
+@pytest.mark.parametrize("damage", [b"", b"[]", b"{}", b"\xff", None])
+def test_damaged_notes(file: str, damage: bytes | None, tiny: Path, done: Path, cli: Cli) -> None:
+    path = done / file
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"1", b"2", 1) if damage is None else damage)
+    outcome = cli("convert", tiny, done, "--to", "nvfp4")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "start again" in outcome.err
+    path.write_bytes(content)
+    assert cli("convert", tiny, done, "--to", "nvfp4").code == 0
 
 
 @pytest.mark.parametrize(
