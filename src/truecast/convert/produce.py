@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from truecast.casts import mxfp4_to_nvfp4, to_bf16
 from truecast.checkpoint.files import ByteFile, stream
-from truecast.convert.scan import check_scales, read_global_scale
+from truecast.convert.scan import check_scales, inverted, read_global_scale, read_scalar
 from truecast.layouts.base import Matrix, OutTensor, read_view
 
 U8 = NDArray[np.uint8]
@@ -133,15 +133,17 @@ class Producer:
         if matrix.layout.startswith("mxfp4"):
             m = self.m[matrix.name]
             return np.float32(np.ldexp(np.float32(1), -m if divides else m))
+        assert matrix.global_scale is not None
         value = read_global_scale(matrix, self.read)
-        return value if divides == matrix.layout.endswith("compressed-tensors") else np.float32(1) / value
+        same = divides == matrix.layout.endswith("compressed-tensors")
+        return value if same else inverted(value, matrix.global_scale)
 
     def _input_scale(self, matrix: Matrix) -> np.float32:
         if matrix.input_scale is None:
             return np.float32(1)
-        stored = read_view(matrix.input_scale, self.read(matrix.input_scale.tensor.file)).view(np.float32)[0, 0]
+        value = read_scalar(matrix.input_scale, self.read, "activation scale")
         same = (self.dialect == "compressed-tensors") == matrix.layout.endswith("compressed-tensors")
-        return np.float32(stored) if same else np.float32(1) / np.float32(stored)
+        return value if same else inverted(value, matrix.input_scale)
 
 
 def _scalar(value: np.float32) -> U8:

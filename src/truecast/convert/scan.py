@@ -20,7 +20,7 @@ from truecast.convert.plan import Plan
 from truecast.convert.reading import SourceFiles
 from truecast.errors import InputError
 from truecast.formats import e8m0, exact
-from truecast.layouts.base import Matrix, read_view
+from truecast.layouts.base import Matrix, View, read_view
 
 U8 = NDArray[np.uint8]
 
@@ -166,8 +166,8 @@ def _scan_relayout(group: list[Matrix], read: Callable[[str], ByteFile], dialect
         assert matrix.global_scale is not None
         value = read_global_scale(matrix, read)
         if (dialect == "compressed-tensors") != matrix.layout.endswith("compressed-tensors"):
-            inverse = np.float32(1) / value
-            if np.frexp(value)[0] != 0.5 or not np.isfinite(inverse):
+            inverted(value, matrix.global_scale)
+            if np.frexp(value)[0] != 0.5:
                 result.inexact_matrices[matrix.name] = matrix.rows * matrix.cols // 16
                 result.inexact_half_blocks += matrix.rows * matrix.cols // 16
 
@@ -211,8 +211,21 @@ def check_scales(matrix: Matrix, scale: U8) -> None:
 def read_global_scale(matrix: Matrix, read: Callable[[str], ByteFile]) -> np.float32:
     """The stored global scale. Raises: InputError if it is not positive and finite."""
     assert matrix.global_scale is not None
-    view = matrix.global_scale
+    return read_scalar(matrix.global_scale, read, "global scale")
+
+
+def read_scalar(view: View, read: Callable[[str], ByteFile], what: str) -> np.float32:
+    """A stored float32 scale. Raises: InputError if it is not positive and finite."""
     value = read_view(view, read(view.tensor.file)).view(np.float32)[0, 0]
     if not (np.isfinite(value) and value > 0):
-        raise InputError(f"global scale is {value}; it must be positive and finite", where=view.tensor.where)
+        raise InputError(f"{what} is {value}; it must be positive and finite", where=view.tensor.where)
     return np.float32(value)
+
+
+def inverted(value: np.float32, view: View) -> np.float32:
+    """One over a scale, for the dialect that divides. Raises: InputError where float32 does not hold it."""
+    with np.errstate(over="ignore"):
+        inverse = np.float32(1) / value
+    if not np.isfinite(inverse):
+        raise InputError(f"scale is {value}, and one over it is beyond float32", where=view.tensor.where)
+    return np.float32(inverse)

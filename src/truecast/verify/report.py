@@ -15,7 +15,7 @@ class Failure:
     """One thing that does not hold. ``row`` and ``column`` name the first element concerned, in its matrix or tensor.
 
     ``kind``: ``value``, ``scale``, ``global_scale``, ``input_scale``, ``bias``, ``bytes`` (a copied tensor), ``shape``,
-    ``missing``, ``extra``, ``inexact``, ``twins``, ``header``, ``index``, ``manifest``, ``source``, ``file``, ``hash``,
+    ``missing``, ``extra``, ``inexact``, ``twins``, ``header``, ``index``, ``manifest``, ``file``, ``hash``,
     ``certificate``.
     """
 
