@@ -69,14 +69,25 @@ def test_same_bytes_for_any_jobs_when_split_anew(
     assert len(shards) > 2
 
 
-def test_other_jobs_may_finish_a_killed_run(
-    start: Callable[..., Any], k3: Path, reference: Any, tree: Callable[[Path], Any], tmp_path: Path
+def test_who_may_finish_a_killed_run(
+    start: Callable[..., Any],
+    k3: Path,
+    reference: Any,
+    tree: Callable[[Path], Any],
+    stamps: Callable[[Path], Any],
+    tmp_path: Path,
 ) -> None:
+    """Another number of jobs may, another dialect may not."""
     out = tmp_path / "out"
     run = start(k3, out)
     run.until(run.shards)
     run.kill_group()
     run.wait()
+    before = stamps(out)
+    code, _, err = start(k3, out, "--dialect", "compressed-tensors").wait()
+    assert code == 3
+    assert "belongs to a run with a different plan" in err
+    assert stamps(out) == before
     assert start(k3, out, jobs=1).wait()[0] == 0
     assert tree(out) == reference.tree
 
@@ -154,21 +165,6 @@ def test_other_target(tiny: Path, done: Path, cli: Cli, stamps: Callable[[Path],
         " convert into another folder, or remove this one and start again\n"
     )
     assert stamps(done) == before
-
-
-def test_other_dialect_into_a_killed_run(
-    start: Callable[..., Any], k3: Path, tmp_path: Path, stamps: Callable[[Path], Any]
-) -> None:
-    out = tmp_path / "out"
-    run = start(k3, out)
-    run.until(run.shards)
-    run.kill_group()
-    run.wait()
-    before = stamps(out)
-    code, _, err = start(k3, out, "--dialect", "compressed-tensors").wait()
-    assert code == 3
-    assert "belongs to a run with a different plan" in err
-    assert stamps(out) == before
 
 
 @pytest.mark.parametrize(
