@@ -112,6 +112,15 @@ def test_a_different_identity_is_refused(tmp_path: Path, key: str) -> None:
         assert set(journal.finished()) == {"a.safetensors"}
 
 
+def test_a_shard_written_to_since_is_named(tmp_path: Path) -> None:
+    before = IDENTITY | {"stamps": {"a.safetensors": [3, 4], "b.safetensors": [3, 4]}}
+    with Journal(tmp_path, before):
+        finish_shard(tmp_path, "a.safetensors")
+    for stamps in ({"a.safetensors": [3, 4], "b.safetensors": [3, 5]}, {"a.safetensors": [3, 4]}):
+        with pytest.raises(RefusedError, match=r"b\.safetensors was written to"):
+            Journal(tmp_path, before | {"stamps": stamps})
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
 def test_a_damaged_journal_is_refused(tmp_path: Path, text: str) -> None:
     with Journal(tmp_path, IDENTITY):

@@ -101,6 +101,13 @@ def test_activation_scales_are_kept_or_dropped_on_purpose(sources: dict[str, Pat
     assert verify(tmp_path / "a", tmp_path / "b").ok
 
 
+def test_activation_scales_have_no_place_in_bf16(sources: dict[str, Path], tmp_path: Path) -> None:
+    convert(sources["kimi_k3"], tmp_path / "a", Target("nvfp4", activations=True))
+    manifest = convert(tmp_path / "a", tmp_path / "b", Target("bf16"))
+    assert len(manifest["dropped"]) == 96
+    assert verify(tmp_path / "a", tmp_path / "b").ok
+
+
 def wide(tmp_path: Path, low: int, code: int) -> Path:
     """Two matrices with twins apart by more than E4M3's window: k = 0 above, ``low`` below."""
     bank = "model.layers.1.block_sparse_moe.experts.0."

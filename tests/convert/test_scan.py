@@ -19,7 +19,7 @@ from truecast.convert.plan import Plan, Target, plan
 from truecast.convert.produce import Producer
 from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, _choose, _Codes, scan
-from truecast.errors import InputError
+from truecast.errors import InputError, UsageError
 from truecast.formats import exact, packing
 from truecast.layouts.base import Matrix, View
 
@@ -368,6 +368,15 @@ def test_an_activation_scale_without_an_inverse_is_not_written(tmp_path: Path, v
         producer = Producer(read, {}, "nvfp4", "compressed-tensors")
         with pytest.raises(InputError, match=r"m\.0\.w1\.input_scale in"):
             list(producer.tensor(scale))
+
+
+def test_activation_scales_are_dropped_on_the_way_to_bf16_unless_asked_for(tmp_path: Path) -> None:
+    tensors = nvfp4("m.0.w1", [MIXED], [[56, 56]], 1.0)
+    tensors["m.0.w1.input_scale"] = ("F32", [], np.float32(1).tobytes())
+    work = planned(tmp_path, tensors, to="bf16")
+    assert (work.activations, set(work.dropped)) == (False, {"m.0.w1.input_scale"})
+    with pytest.raises(UsageError, match="makes no sense"):
+        plan(work.source, Target("bf16", activations=True))
 
 
 # ---- BF16 ------------------------------------------------------------------------------------------------------------

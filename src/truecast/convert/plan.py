@@ -120,7 +120,7 @@ def plan(source: Checkpoint, target: Target) -> Plan:
     activations = target.activations
     if activations is None:
         wanted = (layout.FORMAT, layout.DIALECT) in family.wants_input_scales
-        activations = wanted or any(m.input_scale is not None for m in cast)
+        activations = layout.FORMAT == "nvfp4" and (wanted or any(m.input_scale is not None for m in cast))
     if activations and layout.FORMAT != "nvfp4":
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
     emitted = list(layout.emit(cast, activations))
