@@ -168,7 +168,7 @@ def test_truncated_shard(tiny: Path, refused: Refused) -> None:
         (b'{"__metadata__":{"format":1}}', "__metadata__ is not a map from string to string"),
         (b"{" + b'"a":{' * 9000 + b"}" * 9001, "the header is not valid: "),
         (b'{"\xff":1}', "the header is not valid: "),
-        (b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', "holds control characters"),
+        (b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', "the header is not valid: "),
     ],
 )  # fmt: skip
 def test_lying_header(tiny: Path, refused: Refused, header: bytes, message: str) -> None:
@@ -254,7 +254,7 @@ def test_links_that_lead_nowhere(tiny: Path, tmp_path: Path, refused: Refused) -
     refused(tiny, f"{tiny}/{SHARD}: cannot open: No such file or directory")
     (tiny / SHARD).unlink()
     (tiny / SHARD).symlink_to(tiny / "chat")
-    refused(tiny, f"{tiny}/{SHARD}: cannot read: Is a directory")
+    refused(tiny, f"{tiny}/{SHARD}: is no regular file; download it again")
     (tiny / SHARD).unlink()
     (tiny / SHARD).write_bytes(content)
     (tiny / "tokenizer.json").symlink_to(tmp_path / "nowhere")

@@ -50,7 +50,7 @@ def test_not_even_room_for_the_journal(mount: Callable[..., Path], start: Callab
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.6, 0.999])
 def test_becomes_full(
     share: float, mount: Callable[..., Path], start: Callable[..., Any], k3: Path, reference: Any,
     tree: Callable[[Path], Any], needed: int,

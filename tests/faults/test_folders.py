@@ -38,6 +38,16 @@ def test_started_at_the_same_time(
     assert tree(out) == reference.tree
 
 
+def test_removed_during_the_run(start: Callable[..., Any], k3: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = start(k3, out)
+    run.until(run.workers)
+    shutil.rmtree(out)
+    code, stdout, err = run.wait()
+    assert (code, stdout) == (2, "")
+    assert err.startswith(f"truecast convert: {out}/") and err.endswith(": cannot write: No such file or directory\n")
+
+
 def test_same_bytes_for_any_jobs_and_any_place(
     start: Callable[..., Any], k3: Path, k3_copy: Path, reference: Any, tree: Callable[[Path], Any], tmp_path: Path
 ) -> None:
@@ -59,14 +69,25 @@ def test_same_bytes_for_any_jobs_when_split_anew(
     assert len(shards) > 2
 
 
-def test_other_jobs_may_finish_a_killed_run(
-    start: Callable[..., Any], k3: Path, reference: Any, tree: Callable[[Path], Any], tmp_path: Path
+def test_who_may_finish_a_killed_run(
+    start: Callable[..., Any],
+    k3: Path,
+    reference: Any,
+    tree: Callable[[Path], Any],
+    stamps: Callable[[Path], Any],
+    tmp_path: Path,
 ) -> None:
+    """Another number of jobs may, another dialect may not."""
     out = tmp_path / "out"
     run = start(k3, out)
     run.until(run.shards)
     run.kill_group()
     run.wait()
+    before = stamps(out)
+    code, _, err = start(k3, out, "--dialect", "compressed-tensors").wait()
+    assert code == 3
+    assert "belongs to a run with a different plan" in err
+    assert stamps(out) == before
     assert start(k3, out, jobs=1).wait()[0] == 0
     assert tree(out) == reference.tree
 
@@ -111,6 +132,19 @@ def test_complete_run_that_lost_a_file(
     assert tree(done) == wanted
 
 
+@pytest.mark.parametrize("file", ["truecast.json", ".truecast/journal.json"])
+@pytest.mark.parametrize("damage", [b"", b"[]", b"{}", b"\xff", None])
+def test_damaged_notes(file: str, damage: bytes | None, tiny: Path, done: Path, cli: Cli) -> None:
+    path = done / file
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"1", b"2", 1) if damage is None else damage)
+    outcome = cli("convert", tiny, done, "--to", "nvfp4")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "start again" in outcome.err
+    path.write_bytes(content)
+    assert cli("convert", tiny, done, "--to", "nvfp4").code == 0
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -131,21 +165,6 @@ def test_other_target(tiny: Path, done: Path, cli: Cli, stamps: Callable[[Path],
         " convert into another folder, or remove this one and start again\n"
     )
     assert stamps(done) == before
-
-
-def test_other_dialect_into_a_killed_run(
-    start: Callable[..., Any], k3: Path, tmp_path: Path, stamps: Callable[[Path], Any]
-) -> None:
-    out = tmp_path / "out"
-    run = start(k3, out)
-    run.until(run.shards)
-    run.kill_group()
-    run.wait()
-    before = stamps(out)
-    code, _, err = start(k3, out, "--dialect", "compressed-tensors").wait()
-    assert code == 3
-    assert "belongs to a run with a different plan" in err
-    assert stamps(out) == before
 
 
 @pytest.mark.parametrize(

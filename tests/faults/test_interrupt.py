@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_interrupt_at_random_instants(
     seed: int, start: Callable[..., Any], k3: Path, reference: Any, tree: Callable[[Path], Any], tmp_path: Path
 ) -> None:
@@ -33,21 +33,22 @@ def test_interrupt_at_random_instants(
     assert tree(out) == reference.tree
 
 
-@pytest.mark.parametrize("phase", ["workers start", "first shard begins", "first shard stands"])
 def test_interrupt_at_the_borders_of_phases(
-    phase: str, start: Callable[..., Any], k3: Path, reference: Any, tree: Callable[[Path], Any], tmp_path: Path
+    start: Callable[..., Any], k3: Path, reference: Any, tree: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    run = start(k3, out)
-    conditions = {
-        "workers start": run.workers,
-        "first shard begins": lambda: any(out.glob("*.partial")),
-        "first shard stands": run.shards,
-    }
-    run.until(conditions[phase])
-    _interrupt(run)
-    assert reference.same_shards(out)
-    assert not list(out.rglob("*.partial"))
+    for phase in ("workers start", "a shard begins", "a shard stands"):
+        before = len(list(out.glob("*.safetensors")))
+        run = start(k3, out)
+        conditions = {
+            "workers start": run.workers,
+            "a shard begins": lambda: any(out.glob("*.partial")),
+            "a shard stands": lambda run=run, before=before: len(run.shards()) > before,
+        }
+        run.until(conditions[phase])
+        _interrupt(run)
+        assert reference.same_shards(out)
+        assert not list(out.rglob("*.partial"))
     assert start(k3, out).wait()[0] == 0
     assert tree(out) == reference.tree
 

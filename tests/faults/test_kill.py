@@ -17,7 +17,7 @@ from truecast.convert import Target, convert
 from truecast.report.card import render_card
 
 VICTIMS = ("parent", "group", "worker")
-FOLDERS = 6
+FOLDERS = 5
 KILLS_EACH = 4
 
 

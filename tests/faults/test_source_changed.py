@@ -18,9 +18,8 @@ def _flip_last_byte(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-@pytest.mark.parametrize("change", ["one byte", "touched"])
 def test_between_runs(
-    change: str, start: Callable[..., Any], k3_copy: Path, reference: Any, tmp_path: Path, stamps: Callable[[Path], Any],
+    start: Callable[..., Any], k3_copy: Path, reference: Any, tmp_path: Path, stamps: Callable[[Path], Any],
     tree: Callable[[Path], Any],
 ) -> None:  # fmt: skip
     out = tmp_path / "out"
@@ -30,18 +29,16 @@ def test_between_runs(
     run.wait()
     victim = sorted(k3_copy.glob("*.safetensors"))[5]
     content, times = victim.read_bytes(), victim.stat()
-    if change == "one byte":
-        _flip_last_byte(victim)
-        assert victim.stat().st_size == len(content)
-    else:
-        os.utime(victim)
     before = stamps(out)
-    code, stdout, err = start(k3_copy, out).wait()
-    assert (code, stdout) == (3, "")
-    assert err.startswith(f"truecast convert: {out}: ")
-    assert victim.name in err  # which file
-    assert "convert into another folder, or remove this one and start again" in err
-    assert stamps(out) == before
+    for change in (os.utime, _flip_last_byte):
+        change(victim)
+        assert victim.stat().st_size == len(content)
+        code, stdout, err = start(k3_copy, out).wait()
+        assert (code, stdout) == (3, "")
+        assert err.startswith(f"truecast convert: {out}: ")
+        assert victim.name in err  # which file
+        assert "convert into another folder, or remove this one and start again" in err
+        assert stamps(out) == before
     victim.write_bytes(content)  # the old source again: the run goes on
     os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert start(k3_copy, out).wait()[0] == 0

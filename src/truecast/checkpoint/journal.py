@@ -92,15 +92,18 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            with contextlib.suppress(OSError):
-                self._remove_partial()  # those of workers that were stopped
-            untouched = not (self.folder / "shards").exists() and list(self.out.iterdir()) == [self.folder]
-            if self._fresh and untouched:  # nothing was written: leave no trace
-                shutil.rmtree(self.folder, ignore_errors=True)
-                if self._made:
-                    with contextlib.suppress(OSError):
-                        self.out.rmdir()
+            with contextlib.suppress(OSError):  # the error itself is what the user must hear of
+                self._clean_up()
         os.close(self._lock)
+
+    def _clean_up(self) -> None:
+        """Remove the partial files of workers that were stopped, and every trace of a run that wrote nothing."""
+        self._remove_partial()
+        untouched = not (self.folder / "shards").exists() and list(self.out.iterdir()) == [self.folder]
+        if self._fresh and untouched:
+            shutil.rmtree(self.folder)
+            if self._made:
+                self.out.rmdir()
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Records of the shards that stand complete under their final name. Leftovers of a kill are removed."""

@@ -14,6 +14,7 @@ from typing import Any
 from truecast import __version__
 from truecast.convert.plan import Plan, summary
 from truecast.convert.scan import Scan
+from truecast.errors import RefusedError
 
 SCHEMA = "truecast.manifest/1"
 
@@ -77,6 +78,13 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 
 
 def load_manifest(path: Path) -> dict[str, Any]:
-    """Read a manifest that this program wrote."""
-    document: dict[str, Any] = json.loads(path.read_bytes())
+    """Read a manifest that this program wrote. Raises: RefusedError if a byte of it has changed since."""
+    content = path.read_bytes()
+    try:
+        document: dict[str, Any] = json.loads(content)
+        intact = encode_manifest(document) == content
+    except (ValueError, AttributeError):
+        intact = False
+    if not intact:
+        raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")
     return document
