@@ -16,7 +16,7 @@ from examples.shaped import kimi_k3
 from truecast.cli.main import VERBS, build_parser
 from truecast.convert import Target, convert
 from truecast.verify import verify
-from truecast.verify.check_rules import RULES
+from truecast.verify.check.rules import RULES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

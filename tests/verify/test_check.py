@@ -8,7 +8,7 @@ import pytest
 from checkmaking import moe
 
 from truecast.verify.check import check
-from truecast.verify.check_rules import RULES
+from truecast.verify.check.rules import RULES
 
 LAYOUTS = ("nvfp4-modelopt", "nvfp4-compressed-tensors", "mxfp4-compressed-tensors")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from truecast.verify.check_matching import CompressedTensors, SglangModelopt, VllmModelopt, bad_patterns
+from truecast.verify.check.matching import CompressedTensors, SglangModelopt, VllmModelopt, bad_patterns
 
 LAYER = "model.layers.1."
 BANK = LAYER + "mlp.experts"

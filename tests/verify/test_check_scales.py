@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from checkmaking import Made, kimi, moe
 
-from truecast.verify.check_findings import Finding
+from truecast.verify.check.findings import Finding
 
 MODULE = "model.layers.1.mlp.experts.2.down_proj"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from truecast.verify.check_rules import RULES
+from truecast.verify.check.rules import RULES
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from truecast.checkpoint.header import TensorInfo, alignment_of
 from truecast.checkpoint.source import Checkpoint
 from truecast.errors import InputError
 from truecast.layouts.base import Matrix
-from truecast.verify.check_findings import Collector, Place
+from truecast.verify.check.findings import Collector, Place
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 

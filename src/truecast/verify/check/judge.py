@@ -15,11 +15,11 @@ from truecast.checkpoint.source import open_checkpoint
 from truecast.errors import InputError
 from truecast.families import find_family
 from truecast.layouts.recognise import recognise
-from truecast.verify.check_config import check_config, declares_activations, find_blocks
-from truecast.verify.check_exclude import check_exclude
-from truecast.verify.check_files import check_banks, check_shards, header_finding, part_finding
-from truecast.verify.check_findings import Collector, Finding
-from truecast.verify.check_scales import ScaleResult, check_input_scales, check_twins, scale_jobs, scan_shard
+from truecast.verify.check.config import check_config, declares_activations, find_blocks
+from truecast.verify.check.exclude import check_exclude
+from truecast.verify.check.files import check_banks, check_shards, header_finding, part_finding
+from truecast.verify.check.findings import Collector, Finding
+from truecast.verify.check.scales import ScaleResult, check_input_scales, check_twins, scale_jobs, scan_shard
 
 SCHEMA = "truecast.check/1"
 Progress = Callable[[str, int, int], None]

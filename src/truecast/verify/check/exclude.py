@@ -10,9 +10,9 @@ from typing import Any
 from truecast.families.base import Family, aliases
 from truecast.layouts import LAYOUTS
 from truecast.layouts.recognise import Contents
-from truecast.verify.check_config import exclude_lists, weight_groups
-from truecast.verify.check_findings import Collector, Place
-from truecast.verify.check_matching import EXCLUDED, PARTIAL, Matcher, VllmModelopt, bad_patterns, matchers
+from truecast.verify.check.config import exclude_lists, weight_groups
+from truecast.verify.check.findings import Collector, Place
+from truecast.verify.check.matching import EXCLUDED, PARTIAL, Matcher, VllmModelopt, bad_patterns, matchers
 
 _PLAIN_DTYPES = {"BF16", "F16", "F32", "F64"}
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")

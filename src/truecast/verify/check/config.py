@@ -10,7 +10,7 @@ from typing import Any
 from truecast.checkpoint.source import CONFIG, Checkpoint
 from truecast.layouts import LAYOUTS
 from truecast.layouts.base import group_size
-from truecast.verify.check_findings import Collector, Place
+from truecast.verify.check.findings import Collector, Place
 
 HF_QUANT = "hf_quant_config.json"
 

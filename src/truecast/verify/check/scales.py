@@ -19,7 +19,7 @@ from truecast.families.base import Family, twin_key
 from truecast.formats import e4m3, e8m0
 from truecast.layouts import LAYOUTS
 from truecast.layouts.base import Matrix, View, group_size, read_view
-from truecast.verify.check_findings import Collector, Place
+from truecast.verify.check.findings import Collector, Place
 
 U8 = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
