@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from truecast.cli.output import print_result, progress
+from truecast.cli.output import add_jobs, print_result, progress
 from truecast.verify.check import CheckReport, check
 
 NAME = "check"
@@ -17,12 +17,13 @@ CLAIM_FAILS = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.add_argument("src", metavar="CKPT", help="folder, .safetensors file or fsspec URL")
+    add_jobs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check and print the findings. Exit 1 if there is an error among them."""
     with progress(args) as report:
-        result = check(args.src, progress=report)
+        result = check(args.src, jobs=args.jobs, progress=report)
     print_result(args, result.document(), lambda console: _render(console, result))
     return 0 if result.ok else CLAIM_FAILS
 

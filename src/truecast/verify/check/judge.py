@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from truecast.checkpoint.pool import run_jobs
 from truecast.checkpoint.source import open_checkpoint
 from truecast.errors import InputError
 from truecast.families import find_family
@@ -67,8 +68,7 @@ class CheckReport:
 def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress | None = None) -> CheckReport:
     """Judge a folder, a ``.safetensors`` file or an fsspec URL.
 
-    ``progress`` is told bytes of block scales as they are done. ``jobs`` is taken for the pool to come; shards are
-    scanned one after another.
+    ``progress`` is told bytes of block scales as they are done; ``jobs`` processes scan one shard each.
     Raises: InputError if there is no checkpoint at all, or if a file cannot be read.
     """
     found = Collector()
@@ -89,8 +89,8 @@ def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress
     result = ScaleResult()
     parts = scale_jobs(checkpoint.opener, contents.matrices.values())
     total = sum(part.scale_bytes for part in parts)
-    for part in parts:
-        result.merge(scan_shard(part))
+    for scanned, part in run_jobs(scan_shard, parts, jobs):
+        result.merge(scanned)
         if progress:
             progress("scales", part.scale_bytes, total)
     found.merge(result.found)
