@@ -18,6 +18,7 @@ from truecast.formats import e2m1, e4m3, e8m0, exact, packing
 
 U8 = NDArray[np.uint8]
 
+_POW2_BYTES = np.array([e4m3.pow2_byte(d) for d in range(e4m3.MIN_POW2, e4m3.MAX_POW2 + 1)], dtype=np.uint8)
 _LEGAL_SCALES = np.arange(1, 0x7F, dtype=np.uint8)  # positive, finite, non-zero E4M3
 
 
@@ -57,74 +58,91 @@ def _twice(scales: U8) -> U8:
     return (scales.astype("<u2") * np.uint16(0x0101)).view(np.uint8)
 
 
-def live_range(scales: U8, packed: U8) -> tuple[int, int] | None:
-    """Smallest and largest exponent over the half blocks that are not all zero; None if all are.
-
-    Shapes: scales ``[n]`` E8M0 bytes, packed ``[n, 16]``: the blocks to look at.
-    """
-    live = scales[(packed & 0x77).any(axis=-1)]
-    return (int(live.min()) - e8m0.BIAS, int(live.max()) - e8m0.BIAS) if live.size else None
-
-
 def reach_histogram(packed: U8, scales: U8) -> NDArray[np.int64]:
     """Histogram that decides m (``[255, 4, 4]``); add those of fused twins. Shapes: ``[N, K/2]``, ``[N, K/32]``."""
     k = np.repeat(e8m0.exponents(scales), 2, axis=-1)
     return exact.reach_histogram(k, exact.magnitude_masks(packed))
 
 
-def cast(scales: U8, m: int, read_packed: Callable[[], U8]) -> tuple[U8 | None, U8, NVFP4Report]:
+ReadBlocks = Callable[[NDArray[np.int64], NDArray[np.int64]], U8]
+"""Gives the packed codes of some blocks: rows ``[n]`` and block numbers ``[n]`` -> ``[n, 16]`` bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeChanges:
+    """Half blocks whose codes are to be replaced: rows ``[n]``, half blocks ``[n]``, packed ``[n, 8]``."""
+
+    rows: NDArray[np.int64]
+    halves: NDArray[np.int64]
+    packed: U8
+
+    def apply(self, packed: U8) -> U8:
+        """A copy of the packed codes ``[N, K/2]`` with these half blocks replaced."""
+        changed = packed.copy()
+        changed.reshape(packed.shape[0], -1, 8)[self.rows, self.halves] = self.packed
+        return changed
+
+
+def cast(scales: U8, m: int, read_blocks: ReadBlocks) -> tuple[U8, CodeChanges | None, NVFP4Report]:
     """Cast one matrix under global scale 2^m.
 
-    Shapes: scales ``[N, K/32]`` E8M0, ``read_packed()`` ``[N, K/2]`` -> packed ``[N, K/2]``, block scales ``[N, K/16]``
-    E4M3. ``read_packed`` is called only where the codes matter; the packed result is None where they stay as they are.
+    Shapes: scales ``[N, K/32]`` E8M0 -> block scales ``[N, K/16]`` E4M3, and the changes to the codes, None where they
+    all stay as they are. ``read_blocks`` is asked only for the blocks that E4M3's window does not hold.
 
     Exact: for every half block that is not in ``report.inexact``. All-zero half blocks keep their codes and get
     ``2^clamp(k-m, -9, 8)``. Byte 255 among the scales is the caller's to refuse.
     """
-    block_scales = _twice(
-        np.frombuffer(scales.tobytes().translate(block_scale_table(m)), np.uint8).reshape(scales.shape)
-    )
+    blocks = np.frombuffer(scales.tobytes().translate(block_scale_table(m)), np.uint8).reshape(scales.shape)
+    block_scales = _twice(blocks)
     report = NVFP4Report(half_blocks=block_scales.size)
-    packed = None
-    if not block_scales.all():
-        packed = read_packed().copy()
-        _cast_outside_window(packed, scales, block_scales, np.argwhere(block_scales == 0), m, report)
-        if not report.renormalised and not report.inexact:
-            packed = None
+    changes = None
+    if not blocks.all():
+        rows, groups = np.nonzero(blocks == 0)
+        d = e8m0.exponents(scales[rows, groups]).astype(np.int64) - m
+        halves = read_blocks(rows, groups).reshape(-1, 8)
+        half_numbers = np.stack([2 * groups, 2 * groups + 1], axis=-1).ravel()
+        changes = _cast_outside_window(
+            halves, np.repeat(d, 2), np.repeat(rows, 2), half_numbers, block_scales, m, report
+        )
     report.subnormal_scales = int(np.count_nonzero(block_scales < e4m3.pow2_byte(e4m3.MIN_NORMAL_POW2)))
-    return packed, block_scales, report
+    return block_scales, changes, report
 
 
 def _cast_outside_window(
-    packed: U8, scales: U8, block_scales: U8, outside: NDArray[np.int64], m: int, report: NVFP4Report
-) -> None:
-    """Fill in, in place, the half blocks (``outside``: ``[n, 2]`` row, half block) that the window does not hold."""
-    rows, halves = outside[:, 0], outside[:, 1]
-    groups = packed.reshape(packed.shape[0], -1, 8)
-    bytes_ = groups[rows, halves]
-    k = e8m0.exponents(scales[rows, halves // 2])
-    d = k.astype(np.int64) - m
+    packed: U8,
+    d: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    halves: NDArray[np.int64],
+    block_scales: U8,
+    m: int,
+    report: NVFP4Report,
+) -> CodeChanges | None:
+    """Fill in ``block_scales`` for half blocks outside the window; returns the changes to their codes.
+
+    Shapes: packed ``[n, 8]``, and d, row and half block of each ``[n]``.
+    """
     clamped = d.clip(e4m3.MIN_POW2, e4m3.MAX_POW2)
     shift = d - clamped  # the codes must take up 2^shift
-    masks = exact.magnitude_masks(bytes_)[:, 0]
-    reachable = (shift >= -exact.REACH_DOWN[masks].astype(np.int64)) & (shift <= exact.REACH_UP[masks])
+    masks = exact.magnitude_masks(packed)[:, 0]
     zero = masks == 0
-    block_scales[rows, halves] = [e4m3.pow2_byte(int(c)) for c in clamped]
+    reachable = (shift >= -exact.REACH_DOWN[masks].astype(np.int64)) & (shift <= exact.REACH_UP[masks])
+    block_scales[rows, halves] = _POW2_BYTES[clamped - e4m3.MIN_POW2]
 
-    movable = reachable & ~zero
-    codes = packing.unpack_nibbles(bytes_[movable])
-    moved = exact.SHIFT_CODE[(shift[movable] + exact.MAX_SHIFT)[:, None], codes]
-    groups[rows[movable], halves[movable]] = packing.pack_nibbles(moved)
-    report.renormalised += int(movable.sum())
-
+    movable = np.flatnonzero(reachable & ~zero)
+    moved = exact.SHIFT_CODE[(shift[movable] + exact.MAX_SHIFT)[:, None], packing.unpack_nibbles(packed[movable])]
+    report.renormalised += movable.size
     lost = np.flatnonzero(~reachable & ~zero)
+    new = [packing.pack_nibbles(moved)]
     for chunk in np.array_split(lost, max(1, -(-lost.size // 256))):  # bounds the [n, 126, 16] temporaries
-        new_bytes, scale_bytes, errors, sums = _least_squares(bytes_[chunk], d[chunk])
-        groups[rows[chunk], halves[chunk]], block_scales[rows[chunk], halves[chunk]] = new_bytes, scale_bytes
+        new_bytes, scale_bytes, errors, sums = _least_squares(packed[chunk], d[chunk])
+        block_scales[rows[chunk], halves[chunk]] = scale_bytes
+        new.append(new_bytes)
         report.inexact += [
-            InexactHalfBlock(int(rows[i]), int(halves[i]) * 16, int(k[i]), _scaled(e, m), _scaled(t, m))
+            InexactHalfBlock(int(rows[i]), int(halves[i]) * 16, int(d[i]) + m, _scaled(e, m), _scaled(t, m))
             for i, e, t in zip(chunk, errors, sums, strict=True)
         ]
+    changed = np.concatenate([movable, lost])
+    return CodeChanges(rows[changed], halves[changed], np.concatenate(new)) if changed.size else None
 
 
 def _scaled(squares: float, m: int) -> float:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.casts import mxfp4_to_nvfp4, to_bf16
+from truecast.casts import to_bf16
+from truecast.casts.mxfp4_to_nvfp4 import CodeChanges, NVFP4Report, cast
 from truecast.checkpoint.files import ByteFile, stream
+from truecast.convert.reading import Codes
 from truecast.convert.scan import check_scales, inverted, read_global_scale, read_scalar
 from truecast.layouts.base import Matrix, OutTensor, read_view
 
@@ -26,7 +28,7 @@ class Tally:
     inexact: list[dict[str, object]] = field(default_factory=list)
     counted: set[str] = field(default_factory=set)
 
-    def count(self, matrix: Matrix, report: mxfp4_to_nvfp4.NVFP4Report) -> None:
+    def count(self, matrix: Matrix, report: NVFP4Report) -> None:
         """Add one matrix's report, the first time it comes."""
         if matrix.name in self.counted:
             return
@@ -53,7 +55,7 @@ class Producer:
     def __init__(self, read: Callable[[str], ByteFile], m: Mapping[str, int], target: str, dialect: str) -> None:
         self.read, self.m, self.target, self.dialect = read, m, target, dialect
         self.tally = Tally()
-        self._recent: dict[str, tuple[U8 | None, U8]] = {}
+        self._recent: dict[str, tuple[U8, CodeChanges | None]] = {}
 
     def tensor(self, out: OutTensor) -> Iterator[bytes | memoryview]:
         """The bytes of one tensor, piece by piece. A piece is valid until the next one is asked for."""
@@ -75,18 +77,16 @@ class Producer:
 
     def _streamable(self, out: OutTensor, matrix: Matrix) -> bool:
         """Do the codes stay, and lie as they will be written? Then they pass through without ever being held whole."""
-        view = matrix.codes
-        together = view.entry is None and view.row_step == 1 and not view.transposed
-        return together and not out.transposed and self._cast(matrix)[0] is None
+        return Codes(matrix, self.read).stored_together and not out.transposed and self._cast(matrix)[1] is None
 
     def _part(self, out: OutTensor, matrix: Matrix) -> U8:
         """One part of one matrix: a row of bytes per row."""
         match out.role:
             case "codes":
-                codes = self._cast(matrix)[0]
-                return self._codes(matrix) if codes is None else codes
+                packed, changes = Codes(matrix, self.read).packed(), self._cast(matrix)[1]
+                return packed if changes is None else changes.apply(packed)
             case "scale":
-                return self._cast(matrix)[1]
+                return self._cast(matrix)[0]
             case "weight":
                 return self._dequantize(matrix)
             case "bias":
@@ -98,29 +98,26 @@ class Producer:
                 return _scalar(self._input_scale(matrix))
         raise AssertionError(out.role)
 
-    def _codes(self, matrix: Matrix) -> U8:
-        return read_view(matrix.codes, self.read(matrix.codes.tensor.file))
-
     def _scale(self, matrix: Matrix) -> U8:
         scale = read_view(matrix.scale, self.read(matrix.scale.tensor.file))
         check_scales(matrix, scale)
         return scale
 
-    def _cast(self, matrix: Matrix) -> tuple[U8 | None, U8]:
-        """New codes (None where they stay) and scale. The last results are kept: scale follows codes in most layouts."""
+    def _cast(self, matrix: Matrix) -> tuple[U8, CodeChanges | None]:
+        """Scale and changes to the codes. The last results are kept: scale follows codes in most layouts."""
         if matrix.name in self._recent:
             return self._recent[matrix.name]
-        codes, scale = None, self._scale(matrix)
+        scale, changes = self._scale(matrix), None
         if self.target == "nvfp4" and matrix.layout.startswith("mxfp4"):
-            codes, scale, report = mxfp4_to_nvfp4.cast(scale, self.m[matrix.name], lambda: self._codes(matrix))
+            scale, changes, report = cast(scale, self.m[matrix.name], Codes(matrix, self.read).blocks)
             self.tally.count(matrix, report)
         while len(self._recent) >= 2:
             del self._recent[next(iter(self._recent))]
-        self._recent[matrix.name] = codes, scale
-        return codes, scale
+        self._recent[matrix.name] = scale, changes
+        return scale, changes
 
     def _dequantize(self, matrix: Matrix) -> U8:
-        codes, scale = self._codes(matrix), self._scale(matrix)
+        codes, scale = Codes(matrix, self.read).packed(), self._scale(matrix)
         if matrix.layout.startswith("mxfp4"):
             values, _ = to_bf16.from_mxfp4(codes, scale)
         else:

@@ -17,7 +17,7 @@ from truecast.casts import mxfp4_to_nvfp4, to_bf16
 from truecast.checkpoint.files import ByteFile
 from truecast.checkpoint.pool import run_jobs
 from truecast.convert.plan import Plan
-from truecast.convert.reading import SourceFiles
+from truecast.convert.reading import Codes, SourceFiles
 from truecast.errors import InputError
 from truecast.formats import e8m0, exact
 from truecast.layouts.base import Matrix, View, read_view
@@ -103,7 +103,7 @@ def _scan_nvfp4(group: list[Matrix], read: Callable[[str], ByteFile], dialect: s
         _scan_relayout([m for m in group if not m.layout.startswith("mxfp4")], read, dialect, result)
     if not sources:
         return
-    chosen, k_max = _choose([(s, _Codes(m, read)) for m, s in sources])
+    chosen, k_max = _choose([(s, Codes(m, read)) for m, s in sources])
     for matrix, _ in sources:
         result.m[matrix.name] = chosen.m
     if chosen.inexact_half_blocks:
@@ -113,39 +113,17 @@ def _scan_nvfp4(group: list[Matrix], read: Callable[[str], ByteFile], dialect: s
         result.near_overflow += [m.name for m, _ in sources]
 
 
-class _Codes:
-    """A matrix's codes, read when they are first asked for."""
-
-    def __init__(self, matrix: Matrix, read: Callable[[str], ByteFile]) -> None:
-        self._matrix, self._read = matrix, read
-        self._packed: U8 | None = None
-
-    def packed(self) -> U8:
-        if self._packed is None:
-            self._packed = read_view(self._matrix.codes, self._read(self._matrix.codes.tensor.file))
-        return self._packed
-
-    def is_live(self, row: int, group: int) -> bool:
-        """Does this block hold a non-zero code? Reads sixteen bytes where the layout lets it."""
-        view = self._matrix.codes
-        if self._packed is not None or view.entry is not None:
-            return bool((self.packed()[row, group * 16 : group * 16 + 16] & 0x77).any())
-        start = view.tensor.start + row * (self._matrix.cols // 2) + group * 16
-        block = np.frombuffer(self._read(view.tensor.file).read(start, start + 16), dtype=np.uint8)
-        return bool((block & 0x77).any())
-
-
-def _choose(members: list[tuple[U8, _Codes]]) -> tuple[exact.GlobalExponent, int]:
+def _choose(members: list[tuple[U8, Codes]]) -> tuple[exact.GlobalExponent, int]:
     """Global exponent of a twin group, and its k_max. Codes are read only where the scales leave the question open.
 
     If the block with the largest scale byte is live, and no live block lies more than 17 below, that settles m.
     """
-    top = max(int(s.max()) for s, _ in members)
-    if not any(codes.is_live(*divmod(int(s.argmax()), s.shape[1])) for s, codes in members if int(s.max()) == top):
-        ranges = [r for s, c in members if (r := mxfp4_to_nvfp4.live_range(s.ravel(), c.packed().reshape(-1, 16)))]
-        if not ranges:
-            return exact.GlobalExponent(0, 0), 0
-        top = max(high for _, high in ranges) + e8m0.BIAS
+    top = -1
+    for scales, codes in sorted(members, key=lambda member: -int(member[0].max())):
+        if int(scales.max()) > top:
+            top = max(top, _largest_live(scales, codes))
+    if top < 0:
+        return exact.GlobalExponent(0, 0), 0
     k_max = top - e8m0.BIAS
     if not any(_live_below(s, codes, top - exact.WINDOW) for s, codes in members):
         return exact.GlobalExponent(exact.preferred_exponent(k_max), 0), k_max
@@ -153,11 +131,21 @@ def _choose(members: list[tuple[U8, _Codes]]) -> tuple[exact.GlobalExponent, int
     return exact.choose_global_exponent(np.asarray(histogram)), k_max
 
 
-def _live_below(scales: U8, codes: _Codes, byte: int) -> bool:
+def _largest_live(scales: U8, codes: Codes) -> int:
+    """Largest scale byte over a block that is not all zero; -1 if all are. Mostly the first block tried is it."""
+    row, group = np.unravel_index(int(scales.argmax()), scales.shape)
+    if (codes.blocks(np.array([row]), np.array([group])) & 0x77).any():
+        return int(scales[row, group])
+    live = scales[(codes.packed().reshape(*scales.shape, 16) & 0x77).any(axis=-1)]
+    return int(live.max()) if live.size else -1
+
+
+def _live_below(scales: U8, codes: Codes, byte: int) -> bool:
+    """Is there a block below this scale byte that is not all zero?"""
     if byte <= int(scales.min()):
         return False
-    low = scales < np.uint8(byte)
-    return bool(low.any()) and bool((codes.packed().reshape(*scales.shape, 16)[low] & 0x77).any())
+    rows, groups = np.nonzero(scales < np.uint8(byte))
+    return bool((codes.blocks(rows, groups) & 0x77).any())
 
 
 def _scan_relayout(group: list[Matrix], read: Callable[[str], ByteFile], dialect: str, result: Scan) -> None:
