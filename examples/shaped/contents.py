@@ -2,7 +2,7 @@
 
 Each kind of content is one buffer of at most a megabyte, made once from the seed; a tensor is that buffer repeated
 from an offset that depends on the tensor's name. The MXFP4 buffers hold real quantizer output: Gaussian blocks of
-varied width, so codes and scales go together, scale bytes lie around 118..123, and one block in 256 is all zero with
+varied width, so codes and scales go together, scale bytes lie around 118..123, and one block in 16,384 is all zero with
 byte 0. Codes and scale of one matrix start at the same block.
 """
 
@@ -98,7 +98,7 @@ def _buffer(fill: str, dtype: str, seed: int) -> tuple[memoryview, int]:
 def _mxfp4_blocks(seed: int) -> tuple[bytes, bytes]:
     rng = np.random.default_rng([seed, *b"mxfp4"])
     width = 2.0 ** rng.uniform(-6.5, -3.5, (UNITS, 1))
-    width[rng.integers(0, UNITS, UNITS // 256)] = 0.0
+    width[rng.integers(0, UNITS, UNITS // 16384 or 4)] = 0.0
     packed, scales = quantize((rng.standard_normal((UNITS, BLOCK)) * width).astype(np.float32))
     packed[scales[:, 0] == 0] = 0  # plus zeros only
     return packed.tobytes(), scales.tobytes()

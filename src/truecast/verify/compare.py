@@ -70,7 +70,8 @@ def compare_packed(source: Packed, out: Packed, rules: Rules, same_codes: bool |
         return result
     suspects = _suspects(source, out, same_codes)
     if suspects is not None or out.stored.name in rules.inexact:
-        _compare_half_blocks(source, out, np.empty(0, np.int64) if suspects is None else suspects, rules, result)
+        places = np.empty(0, np.int64) if suspects is None else suspects
+        _compare_half_blocks(source, out, places, same_codes, rules, result)
     if rules.canonical:
         _check_global_scale(source, out, result)
     return result
@@ -130,13 +131,15 @@ def _suspects(source: Packed, out: Packed, same_codes: bool) -> NDArray[np.int64
     if complete and same_codes and same_bytes(expected, out.scale):
         return None
     wanted = np.ascontiguousarray(expected).view(np.uint8).reshape(out.scale.shape)
-    differ = source.codes.view(np.uint64).reshape(out.stored.rows, -1) != out.codes.view(np.uint64).reshape(
-        out.stored.rows, -1
-    )
-    bad_scale = wanted != out.scale
+    suspect = wanted != out.scale
     if not complete:
-        bad_scale |= wanted == 0
-    return np.flatnonzero(differ | np.repeat(bad_scale, out.per_scale, axis=1))
+        suspect |= wanted == 0
+    if out.per_scale > 1:
+        suspect = np.repeat(suspect, out.per_scale, axis=1)
+    if not same_codes:
+        before, after = source.codes.reshape(-1).view(np.uint64), out.codes.reshape(-1).view(np.uint64)
+        suspect |= (before != after).reshape(suspect.shape)
+    return np.flatnonzero(suspect)
 
 
 def _rounded_reciprocal(source: Packed, out: Packed, rules: Rules, same_codes: bool) -> bool:
@@ -173,29 +176,29 @@ class _HalfBlocks:
     out_scale: U8
 
 
-def _half_blocks(source: Packed, out: Packed, indices: NDArray[np.int64]) -> Iterator[_HalfBlocks]:
+def _half_blocks(source: Packed, out: Packed, indices: NDArray[np.int64], same_codes: bool) -> Iterator[_HalfBlocks]:
     per_row = out.stored.cols // 16
-    source_bytes, out_bytes = source.codes.reshape(-1, 8), out.codes.reshape(-1, 8)
     for start in range(0, indices.size, _CHUNK):
         index = indices[start : start + _CHUNK]
         rows, halves = np.divmod(index, per_row)
+        source_codes = packing.unpack_nibbles(source.half_block_codes(index))
         yield _HalfBlocks(
             rows,
             halves * 16,
-            packing.unpack_nibbles(source_bytes[index]),
+            source_codes,
             source.scale[rows, halves // source.per_scale],
-            packing.unpack_nibbles(out_bytes[index]),
+            source_codes if same_codes else packing.unpack_nibbles(out.half_block_codes(index)),
             out.scale[rows, halves // out.per_scale],
         )
 
 
 def _compare_half_blocks(
-    source: Packed, out: Packed, suspects: NDArray[np.int64], rules: Rules, result: MatrixResult
+    source: Packed, out: Packed, suspects: NDArray[np.int64], same_codes: bool, rules: Rules, result: MatrixResult
 ) -> None:
     listed = rules.inexact.get(out.stored.name, {}) if rules.allow_inexact else {}
     seen: set[tuple[int, int]] = set()
     wrong, scales, role = First(), First(), "codes"
-    for chunk in _half_blocks(source, out, suspects):
+    for chunk in _half_blocks(source, out, suspects, same_codes):
         same = equal_values(
             source.table, chunk.source_scale, chunk.source_codes, out.table, chunk.out_scale, chunk.out_codes
         )

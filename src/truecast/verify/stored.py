@@ -18,6 +18,9 @@ U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 Read = Callable[[str], ByteFile]
 
+FEW_HALF_BLOCKS = 512
+"""Up to so many half blocks of a matrix are fetched one by one rather than with the whole matrix."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -84,6 +87,17 @@ class Packed:
     def codes(self) -> U8:
         """Packed codes. Shape: ``[rows, cols/2]`` uint8."""
         return _part(self.stored, "codes", self.read)
+
+    def half_block_codes(self, indices: NDArray[np.int64]) -> U8:
+        """Packed codes of some half blocks, counted row by row; few of them are read one by one.
+
+        Shapes: ``[n]`` -> ``[n, 8]`` uint8.
+        """
+        if "codes" in self.__dict__ or not self.stored.contiguous or indices.size > FEW_HALF_BLOCKS:
+            return self.codes.reshape(-1, 8)[indices]
+        file, start = self.read(self.stored.main.tensor.file), self.stored.start
+        pieces = [file.read(start + 8 * int(i), start + 8 * int(i) + 8) for i in indices]
+        return np.frombuffer(b"".join(pieces), dtype=np.uint8).reshape(-1, 8)
 
     @property
     def half_blocks(self) -> int:
