@@ -80,6 +80,7 @@ def disk(args: argparse.Namespace) -> dict[str, Any]:
     source, out = args.folder / "source", args.folder / "out"
     if not source.exists():
         make_source(source, args.experts)
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was broken off
     size = sum(p.stat().st_size for p in source.glob("*.safetensors"))
     rows: dict[str, list[float]] = {"cp": [], "convert": [], "verify": []}
     peak = 0

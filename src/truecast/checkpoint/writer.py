@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from truecast.checkpoint.files import FORGET_BYTES, drop_pages
 from truecast.errors import InputError, RefusedError
 
 PARTIAL_SUFFIX = ".partial"
@@ -24,7 +25,7 @@ class FileWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
-        self.position = 0
+        self.position = self._dropped = 0
         self._digest = hashlib.sha256()
         while not self._open_locked():
             pass
@@ -59,8 +60,15 @@ class FileWriter:
         with explained(self.path):
             while view.nbytes:
                 written = os.write(self._fd, view)
-                self.position += written
+                self._advance(written)
                 view = view[written:]
+
+    def _advance(self, written: int) -> None:
+        """Count bytes written, and let go of those that lie far enough behind to be on disk, or on their way."""
+        self.position += written
+        if self.position - self._dropped >= FORGET_BYTES:
+            drop_pages(self._fd, max(0, self._dropped - FORGET_BYTES), self.position - self._dropped + FORGET_BYTES)
+            self._dropped = self.position
 
     def copy_from(self, source_fd: int, size: int) -> None:
         """Append ``size`` bytes of an open file, copied in the kernel (shared on disk where the file system can).
@@ -81,10 +89,12 @@ class FileWriter:
                     copied = len(data)
                 else:
                     self._digest.update(os.pread(source_fd, copied, offset))
-                    self.position += copied
+                    self._advance(copied)
             if copied == 0:
                 raise InputError("the source ended early", where=str(self.path), fix="is it still being written?")
             offset += copied
+            if offset % FORGET_BYTES < copied:
+                drop_pages(source_fd, 0, offset)
 
     def commit(self, before_rename: Callable[[str], None] | None = None) -> str:
         """Sync, rename to the final name, sync the folder. Returns the sha256 of the content.
@@ -94,6 +104,7 @@ class FileWriter:
         sha256 = self._digest.hexdigest()
         with explained(self.path):
             os.fsync(self._fd)
+            drop_pages(self._fd, 0, 0)
         if before_rename is not None:
             before_rename(sha256)
         with explained(self.path):

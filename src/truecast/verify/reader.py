@@ -52,6 +52,10 @@ class CountingFile:
         self.bytes_read += end - start
         return self.file.read(start, end)
 
+    def forget(self, start: int, end: int) -> None:
+        """These bytes will not be read again soon."""
+        self.file.forget(start, end)
+
     def close(self) -> None:
         """Release the file."""
         self.file.close()
@@ -94,6 +98,8 @@ def same_ranges(a: ByteFile, a_start: int, b: ByteFile, b_start: int, size: int)
         end = min(offset + CHUNK_BYTES, size)
         if a.read(a_start + offset, a_start + end) != b.read(b_start + offset, b_start + end):
             same = False
+    a.forget(a_start, a_start + size)
+    b.forget(b_start, b_start + size)
     return same
 
 

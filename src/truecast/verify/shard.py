@@ -100,6 +100,8 @@ def _verify_copy(copy: Copy, read_source: Read, read_out: Read, certificate: boo
             return
         if certificate:
             digest.update(before)
+    source_file.forget(source.start, source.end)
+    out_file.forget(out.start, out.end)
     if certificate:
         result.entries.append(("tensors", tensor_entry(source, digest.hexdigest())))
 
