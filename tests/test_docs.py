@@ -127,3 +127,10 @@ def test_the_certificate_script_proves_one_tensor(tmp_path: Path) -> None:
     shard.write_bytes(data)
     failed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "other bytes" in failed.stderr
+
+
+def test_every_test_named_in_the_failures_page_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", (DOCS / "failures.md").read_text())
+    assert len(named) > 25
+    for file, test in named:
+        assert re.search(rf"def {test}\(", (ROOT / "tests" / file).read_text()), f"{file}::{test}"
