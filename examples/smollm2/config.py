@@ -35,6 +35,7 @@ def config_files(source: Source, vocab_size: int) -> dict[str, bytes]:
         "pad_token_id": source.field("tokenizer.ggml.padding_token_id"),
     }
     config = {
+        "_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct",
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": False,
