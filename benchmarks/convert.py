@@ -1,6 +1,6 @@
 """How fast and how lean ``convert`` and ``verify`` are, against ``cp``, nvidia-modelopt and compressed-tensors.
 
-    python -m benchmarks.convert disk FOLDER [--runs 5] [--experts 244]    # needs about 20 GB of space
+    python -m benchmarks.convert disk FOLDER [--runs 5] [--experts 204]    # needs about 20 GB of space
     python -m benchmarks.convert plan FOLDER                              # the full Kimi-K3 as sparse files
     python -m benchmarks.convert peers                                    # CPU seconds on the same matrices
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ import pytest
 import truecast
 from truecast.checkpoint.header import encode_header, nbytes_of
 from truecast.cli.main import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""A job started in the background ignores Ctrl-C, and its children inherit that: the tests want it heard."""
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 """Name -> dtype, shape and content."""

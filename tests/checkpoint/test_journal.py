@@ -35,14 +35,6 @@ def test_records_come_back_in_the_next_run(tmp_path: Path) -> None:
     assert record["bytes"] == 3
 
 
-def test_records_are_dropped_once_they_are_in_the_manifest(tmp_path: Path) -> None:
-    with Journal(tmp_path, IDENTITY) as journal:
-        finish_shard(tmp_path, "a.safetensors")
-        journal.clear_records()
-        assert journal.finished() == {}
-        assert (tmp_path / "a.safetensors").exists()
-
-
 def test_a_record_without_its_shard_does_not_count(tmp_path: Path) -> None:
     """Killed between the record and the rename."""
     with Journal(tmp_path, IDENTITY) as journal:
@@ -75,7 +67,6 @@ def test_leftovers_of_a_kill_are_removed(tmp_path: Path) -> None:
     with Journal(tmp_path, IDENTITY) as journal:
         assert journal.finished() == {}
         assert not list(tmp_path.glob("*.partial"))
-        journal.clear_records()
         assert not list((tmp_path / FOLDER / "shards").iterdir())
 
 

@@ -144,10 +144,13 @@ def test_the_lazy_choice_is_that_of_the_full_histogram(members: list[tuple[U8, U
         matrix = Matrix(f"m{i}", "mxfp4-test", packed.shape[0], packed.shape[1] * 2, View(info), View(info))
         lazy.append((scales, Codes(matrix, lambda name: file)))
         start += packed.size
-    histogram = sum(mxfp4_to_nvfp4.reach_histogram(packed, scales) for scales, packed in members)
+    histograms = [mxfp4_to_nvfp4.reach_histogram(packed, scales) for scales, packed in members]
+    histogram = np.sum(histograms, axis=0)
     live = np.flatnonzero(histogram.any(axis=(1, 2)))
-    chosen, k_max = _choose(lazy)
-    assert chosen == exact.choose_global_exponent(histogram)
+    m, k_max, inexact = _choose(lazy)
+    chosen = exact.choose_global_exponent(histogram)
+    assert (m, sum(inexact)) == (chosen.m, chosen.inexact_half_blocks)
+    assert inexact == [exact.count_inexact(one, m) for one in histograms]
     if live.size:
         assert k_max == live[-1] - 127
 

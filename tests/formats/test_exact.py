@@ -64,12 +64,6 @@ def test_shift_code_table_against_rationals() -> None:
             assert exact.SHIFT_CODE[shift + 3, code] == expected, (shift, code)
 
 
-def test_in_window() -> None:
-    d = np.arange(-20, 21)
-    assert d[exact.in_window(d)].tolist() == [int(x) for x in d if Fraction(2) ** int(x) in SCALES]
-    assert exact.WINDOW == 17
-
-
 def test_mask_of_every_byte() -> None:
     packed = np.zeros((256, 8), np.uint8)
     packed[:, 3] = np.arange(256)

@@ -121,11 +121,6 @@ class Journal:
         for leftover in self.out.rglob(f"*{PARTIAL_SUFFIX}"):
             leftover.unlink(missing_ok=True)
 
-    def clear_records(self) -> None:
-        """Drop the shard records once the manifest holds what they say."""
-        for path in (self.folder / "shards").glob("*"):
-            path.unlink()
-
 
 def write_record(out: Path, shard: str, record: dict[str, Any]) -> None:
     """Note a finished shard; ``record`` holds at least its size under ``bytes``. Workers call this, each for its own."""

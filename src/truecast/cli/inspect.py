@@ -10,8 +10,8 @@ from rich.console import Console
 
 from truecast.checkpoint.source import open_checkpoint
 from truecast.cli.output import gigabytes, print_result, table
-from truecast.convert.plan import class_of
 from truecast.families import find_family
+from truecast.layouts.base import class_of
 from truecast.layouts.recognise import recognise
 
 NAME = "inspect"

@@ -54,7 +54,10 @@ def scan_document(found: Scan) -> dict[str, Any]:
 
 def _render(console: Console, work: Plan, document: dict[str, Any], found: Scan | None) -> None:
     rows = [(c["class"], c["from"], c["to"], c["matrices"], c["elements"]) for c in document["classes"]]
-    console.print(table("cast", ("class", "from", "to", ">matrices", ">elements"), rows))
+    console.print(table("cast", ("class", "from", "to", ">matrices", ">elements"), [r for r in rows if r[1] != r[2]]))
+    if kept := [(r[0], r[1], r[3], r[4]) for r in rows if r[1] == r[2]]:
+        console.print()
+        console.print(table("kept as it is", ("class", "layout", ">matrices", ">elements"), kept))
     plain = [(c["class"], c["dtype"], c["tensors"], c["bytes"]) for c in document["plain"]]
     console.print()
     console.print(table("copied byte for byte", ("class", "dtype", ">tensors", ">bytes"), plain))

@@ -61,8 +61,13 @@ def _render(console: Console, result: Report) -> None:
     for note in result.notes:
         console.print(f"note  {note}", markup=False)
     counts = result.counts
+    verdict = "PASS" if result.ok else f"FAIL  {result.failures.total:,} faults;"
+    if result.ok and counts.inexact_half_blocks:
+        verdict = f"PASS, NOT EXACT: {counts.inexact_half_blocks:,} half blocks changed as the manifest declares;"
+    elif result.ok and counts.inexact_elements:
+        verdict = f"PASS, NOT EXACT: {counts.inexact_elements:,} elements rounded as the manifest declares;"
     console.print(
-        f"{'PASS' if result.ok else 'FAIL'}  {counts.matrices:,} matrices, {counts.half_blocks:,} half blocks,"
+        f"{verdict}  {counts.matrices:,} matrices, {counts.half_blocks:,} half blocks,"
         f" {counts.elements:,} elements compared; {counts.copied_tensors:,} tensors byte for byte;"
         f" {gigabytes(counts.bytes_read)} read"
     )

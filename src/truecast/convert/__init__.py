@@ -1,4 +1,4 @@
-"""Catalog -> plan -> scan -> shards -> manifest: the writing half of truecast."""
+"""Contents -> plan -> scan -> shards -> manifest: the writing half of truecast."""
 
 from truecast.convert.execute import convert
 from truecast.convert.plan import Plan, Target, plan

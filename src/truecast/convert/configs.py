@@ -40,6 +40,8 @@ def _config(plan: Plan, written: Checkpoint) -> tuple[dict[str, Any], dict[str, 
         if isinstance(nested, dict):
             before = nested.pop("quantization_config", None) or before
     block = _quantization_config(plan, written, before)
+    if plan.layout.FORMAT == "bf16" and config.get("expert_dtype") == "fp4":
+        config["expert_dtype"] = "bf16"
     if block:
         config["quantization_config"] = block
     return config, block

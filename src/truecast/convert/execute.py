@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -23,6 +24,8 @@ from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, scan
 from truecast.convert.shard import ShardJob, write_shard
 from truecast.errors import InexactError, InputError, RefusedError
+
+log = logging.getLogger(__name__)
 
 Card = Callable[[Mapping[str, Any]], str]
 """Renders README.md from a manifest."""
@@ -63,8 +66,9 @@ def convert(
         "stamps": stamps,
     }
     with Journal(folder, identity) as journal:
-        if (folder / MANIFEST).exists():
-            return _complete(folder)
+        if (folder / MANIFEST).exists() and (finished := _complete(folder)) is not None:
+            log.warning("%s is complete already: nothing was written", folder)
+            return finished
         started = time.monotonic()
         records = journal.finished()
         missing = [shard for shard in work.shards if shard.file not in records]
@@ -85,7 +89,6 @@ def convert(
         run = {"seconds": time.monotonic() - started, "jobs": jobs, "source": source.location}
         write_file(folder / FOLDER / "run.json", encode_json(run))
         write_file(folder / MANIFEST, encode_manifest(manifest))
-        journal.clear_records()
     return load_manifest(folder / MANIFEST)
 
 
@@ -104,18 +107,24 @@ def refuse_inexact(work: Plan, found: Scan) -> None:
     )
 
 
-def _complete(folder: Path) -> dict[str, Any]:
-    """The manifest of a finished run. Raises: RefusedError if a file that it lists is gone or of another size."""
+def _complete(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished run; None if files that it lists are missing and are to be written again.
+
+    Raises: RefusedError if a file that it lists is of another size: somebody's edit is not overwritten.
+    """
     manifest = load_manifest(folder / MANIFEST)
+    complete = True
     for name, entry in manifest["files"].items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+        if not path.is_file():
+            complete = False
+        elif path.stat().st_size != entry["bytes"]:
             raise RefusedError(
                 f"the run is complete, but this file is no longer the {entry['bytes']} bytes that it wrote",
                 where=str(path),
-                fix="put it back, or remove the output folder and start again",
+                fix="put it back, or remove it: the same command then writes it again",
             )
-    return manifest
+    return manifest if complete else None
 
 
 def _job(work: Plan, shard: ShardPlan, folder: Path, found: Scan, stamps: Mapping[str, list[int]]) -> ShardJob:
@@ -156,9 +165,9 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed and free < needed + MARGIN_BYTES:
         raise RefusedError(
-            f"{needed / 1e9:.2f} GB are to be written, {free / 1e9:.2f} GB are free",
+            f"{needed / 1e9:,.2f} GB are to be written, {free / 1e9:,.2f} GB are free",
             where=str(folder),
-            fix="free space",
+            fix="free space, or choose a folder on another disk",
         )
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from truecast.checkpoint.header import TensorInfo, alignment_of, encode_header, nbytes_of
+from truecast.checkpoint.header import alignment_of, encode_header, nbytes_of
 from truecast.checkpoint.source import Checkpoint
 from truecast.errors import InputError, UsageError
 from truecast.families import Family, find_family
 from truecast.families.base import is_kept, twin_key
 from truecast.layouts import Layout, dialects, find_layout, nvfp4_modelopt
-from truecast.layouts.base import Matrix, OutTensor
+from truecast.layouts.base import Matrix, OutTensor, class_of
 from truecast.layouts.recognise import Contents, recognise
 
 METADATA = {"format": "pt"}
@@ -127,8 +127,10 @@ def plan(source: Checkpoint, target: Target) -> Plan:
     ordered = _place(source, contents, kept, emitted)
     shards = _shard(source, ordered, target.max_shard_bytes)
     _check_names(shards)
-    dropped = _dropped(source, cast, emitted, activations, layout)
+    dropped = _dropped(cast, activations, layout)
     note = family.engine_notes.get((layout.FORMAT, layout.DIALECT))
+    if layout.FORMAT == "mxfp4" and family.dialect not in (None, layout.DIALECT):
+        note = f"no engine is known to read {family.name} in this dialect; its own is {family.dialect}"
     groups = _twin_groups(family, cast, emitted)
     return Plan(
         source, contents, family, target, layout, activations, shards, groups, kept, dropped, [note] if note else []
@@ -235,9 +237,7 @@ def _check_names(shards: Sequence[ShardPlan]) -> None:
             seen.add(tensor.name)
 
 
-def _dropped(
-    source: Checkpoint, cast: Sequence[Matrix], emitted: Sequence[OutTensor], activations: bool, layout: Layout
-) -> dict[str, str]:
+def _dropped(cast: Sequence[Matrix], activations: bool, layout: Layout) -> dict[str, str]:
     if activations or not any(m.input_scale for m in cast):
         return {}
     why = "activation scale: the target is weight-only" if layout.FORMAT == "nvfp4" else "activation scale"
@@ -307,16 +307,3 @@ def summary(plan: Plan) -> Mapping[str, Any]:
         "dropped": len(plan.dropped),
         "notes": plan.notes,
     }
-
-
-def class_of(name: str) -> str:
-    """A tensor's or module's class: its name with every number replaced by ``*``."""
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
-
-
-def catalog(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
-    """Bytes by dtype."""
-    sizes: Counter[str] = Counter()
-    for tensor in tensors.values():
-        sizes[tensor.dtype] += tensor.nbytes
-    return dict(sizes)

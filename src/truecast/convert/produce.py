@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from truecast.casts import to_bf16
 from truecast.casts.mxfp4_to_nvfp4 import CodeChanges, NVFP4Report, cast
 from truecast.checkpoint.files import ByteFile, stream
-from truecast.convert.reading import Codes
-from truecast.convert.scan import check_scales, inverted, read_global_scale, read_scalar
+from truecast.convert.reading import Codes, check_scales, inverted, read_global_scale, read_scalar
 from truecast.layouts.base import Matrix, OutTensor, read_view
 
 U8 = NDArray[np.uint8]

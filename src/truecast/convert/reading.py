@@ -1,4 +1,4 @@
-"""The source's files, opened once each inside a worker."""
+"""Reading the source inside a worker: its files, opened once each, and the parts of a matrix, checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.checkpoint.files import ByteFile, Opener
-from truecast.layouts.base import Matrix, read_view
+from truecast.errors import InputError
+from truecast.formats import e8m0
+from truecast.layouts.base import Matrix, View, read_view
 
 U8 = NDArray[np.uint8]
 
@@ -65,3 +67,44 @@ class Codes:
             data = b"".join(self._file.read(int(start), int(start) + 16) for start in starts)
             return np.frombuffer(data, dtype=np.uint8).reshape(-1, 16)
         return self.packed().reshape(self._shape[0], -1, 16)[rows, groups]
+
+
+def check_scales(matrix: Matrix, scale: U8) -> None:
+    """Refuse a NaN among block scales. Raises: InputError naming tensor, row and block."""
+    if matrix.layout.startswith("mxfp4"):
+        if int(scale.max()) < e8m0.NAN:
+            return
+        bad = scale == e8m0.NAN
+    else:
+        bad = (scale & 0x7F) == 0x7F
+    if bad.any():
+        row, block = (int(i) for i in np.argwhere(bad)[0])
+        raise InputError(
+            f"{matrix.name}: block scale is NaN (byte {int(scale[row, block])}) at row {row}, block {block}"
+            f"{'' if int(bad.sum()) == 1 else f', and in {int(bad.sum()) - 1} more blocks'}",
+            where=matrix.scale.tensor.where,
+            fix="download the shard again, or ask whoever made it",
+        )
+
+
+def read_global_scale(matrix: Matrix, read: Callable[[str], ByteFile]) -> np.float32:
+    """The stored global scale. Raises: InputError if it is not positive and finite."""
+    assert matrix.global_scale is not None
+    return read_scalar(matrix.global_scale, read, "global scale")
+
+
+def read_scalar(view: View, read: Callable[[str], ByteFile], what: str) -> np.float32:
+    """A stored float32 scale. Raises: InputError if it is not positive and finite."""
+    value = read_view(view, read(view.tensor.file)).view(np.float32)[0, 0]
+    if not (np.isfinite(value) and value > 0):
+        raise InputError(f"{what} is {value}; it must be positive and finite", where=view.tensor.where)
+    return np.float32(value)
+
+
+def inverted(value: np.float32, view: View) -> np.float32:
+    """One over a scale, for the dialect that divides. Raises: InputError where float32 does not hold it."""
+    with np.errstate(over="ignore"):
+        inverse = np.float32(1) / value
+    if not np.isfinite(inverse):
+        raise InputError(f"scale is {value}, and one over it is beyond float32", where=view.tensor.where)
+    return np.float32(inverse)

@@ -17,12 +17,14 @@ from truecast.casts import mxfp4_to_nvfp4, to_bf16
 from truecast.checkpoint.files import ByteFile
 from truecast.checkpoint.pool import run_jobs
 from truecast.convert.plan import Plan
-from truecast.convert.reading import Codes, SourceFiles
-from truecast.errors import InputError
+from truecast.convert.reading import Codes, SourceFiles, check_scales, inverted, read_global_scale
 from truecast.formats import e8m0, exact
-from truecast.layouts.base import Matrix, View, read_view
+from truecast.layouts.base import Matrix, read_view
 
 U8 = NDArray[np.uint8]
+
+GROUPS_A_JOB = 256
+"""Twin groups that a worker scans before it reports progress: at most some 3 GB of Kimi-K3's experts."""
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ def _by_shard(groups: Iterable[list[Matrix]]) -> list[list[list[Matrix]]]:
     by_shard: dict[str, list[list[Matrix]]] = {}
     for group in groups:
         by_shard.setdefault(group[0].codes.tensor.file, []).append(group)
-    return list(by_shard.values())
+    return [g[i : i + GROUPS_A_JOB] for g in by_shard.values() for i in range(0, len(g), GROUPS_A_JOB)]
 
 
 def _scan_groups(job: _Job) -> Scan:
@@ -103,18 +105,20 @@ def _scan_nvfp4(group: list[Matrix], read: Callable[[str], ByteFile], dialect: s
         _scan_relayout([m for m in group if not m.layout.startswith("mxfp4")], read, dialect, result)
     if not sources:
         return
-    chosen, k_max = _choose([(s, Codes(m, read)) for m, s in sources])
-    for matrix, _ in sources:
-        result.m[matrix.name] = chosen.m
-    if chosen.inexact_half_blocks:
-        result.inexact_half_blocks += chosen.inexact_half_blocks
-        result.inexact_matrices[sources[0][0].name] = chosen.inexact_half_blocks
+    m, k_max, inexact = _choose([(s, Codes(m, read)) for m, s in sources])
+    for (matrix, _), count in zip(sources, inexact, strict=True):
+        result.m[matrix.name] = m
+        if count:
+            result.inexact_matrices[matrix.name] = count
+            result.inexact_half_blocks += count
     if k_max >= 126:  # 6 * 2^126 > 2^128
         result.near_overflow += [m.name for m, _ in sources]
 
 
-def _choose(members: list[tuple[U8, Codes]]) -> tuple[exact.GlobalExponent, int]:
-    """Global exponent of a twin group, and its k_max. Codes are read only where the scales leave the question open.
+def _choose(members: list[tuple[U8, Codes]]) -> tuple[int, int, list[int]]:
+    """Global exponent of a twin group, its k_max, and for each matrix the half blocks that cannot be exact.
+
+    Codes are read only where the scales leave the question open.
 
     If the block with the largest scale byte is live, and no live block lies more than 17 below, that settles m.
     """
@@ -123,12 +127,13 @@ def _choose(members: list[tuple[U8, Codes]]) -> tuple[exact.GlobalExponent, int]
         if int(scales.max()) > top:
             top = max(top, _largest_live(scales, codes))
     if top < 0:
-        return exact.GlobalExponent(0, 0), 0
+        return 0, 0, [0] * len(members)
     k_max = top - e8m0.BIAS
     if not any(_live_below(s, codes, top - exact.WINDOW) for s, codes in members):
-        return exact.GlobalExponent(exact.preferred_exponent(k_max), 0), k_max
-    histogram = sum(mxfp4_to_nvfp4.reach_histogram(codes.packed(), s) for s, codes in members)
-    return exact.choose_global_exponent(np.asarray(histogram)), k_max
+        return exact.preferred_exponent(k_max), k_max, [0] * len(members)
+    histograms = [mxfp4_to_nvfp4.reach_histogram(codes.packed(), s) for s, codes in members]
+    m = exact.choose_global_exponent(np.sum(histograms, axis=0)).m
+    return m, k_max, [exact.count_inexact(histogram, m) for histogram in histograms]
 
 
 def _largest_live(scales: U8, codes: Codes) -> int:
@@ -176,44 +181,3 @@ def _scan_bf16(group: list[Matrix], read: Callable[[str], ByteFile], result: Sca
             inexact = to_bf16.from_nvfp4(packed, scale, read_global_scale(matrix, read), divides)[1]
         if inexact:
             result.inexact_matrices[matrix.name] = inexact
-
-
-def check_scales(matrix: Matrix, scale: U8) -> None:
-    """Refuse a NaN among block scales. Raises: InputError naming tensor, row and block."""
-    if matrix.layout.startswith("mxfp4"):
-        if int(scale.max()) < e8m0.NAN:
-            return
-        bad = scale == e8m0.NAN
-    else:
-        bad = (scale & 0x7F) == 0x7F
-    if bad.any():
-        row, block = (int(i) for i in np.argwhere(bad)[0])
-        raise InputError(
-            f"{matrix.name}: block scale is NaN (byte {int(scale[row, block])}) at row {row}, block {block}"
-            f"{'' if int(bad.sum()) == 1 else f', and in {int(bad.sum()) - 1} more blocks'}",
-            where=matrix.scale.tensor.where,
-            fix="download the shard again, or ask whoever made it",
-        )
-
-
-def read_global_scale(matrix: Matrix, read: Callable[[str], ByteFile]) -> np.float32:
-    """The stored global scale. Raises: InputError if it is not positive and finite."""
-    assert matrix.global_scale is not None
-    return read_scalar(matrix.global_scale, read, "global scale")
-
-
-def read_scalar(view: View, read: Callable[[str], ByteFile], what: str) -> np.float32:
-    """A stored float32 scale. Raises: InputError if it is not positive and finite."""
-    value = read_view(view, read(view.tensor.file)).view(np.float32)[0, 0]
-    if not (np.isfinite(value) and value > 0):
-        raise InputError(f"{what} is {value}; it must be positive and finite", where=view.tensor.where)
-    return np.float32(value)
-
-
-def inverted(value: np.float32, view: View) -> np.float32:
-    """One over a scale, for the dialect that divides. Raises: InputError where float32 does not hold it."""
-    with np.errstate(over="ignore"):
-        inverse = np.float32(1) / value
-    if not np.isfinite(inverse):
-        raise InputError(f"scale is {value}, and one over it is beyond float32", where=view.tensor.where)
-    return np.float32(inverse)

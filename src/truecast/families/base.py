@@ -23,6 +23,8 @@ class Family:
     twins: tuple[tuple[str, ...], ...]
     renames: tuple[tuple[str, str], ...]
     fused: dict[str, tuple[str, ...]]
+    dialect: str | None = None
+    """The MXFP4 dialect in which the family is released, and which engines read."""
     keep: tuple[re.Pattern[str], ...] = ()
     """Quantized modules that stay as they are when the rest goes to ModelOpt's NVFP4, as engines want it."""
     wants_input_scales: frozenset[tuple[str, str]] = frozenset()

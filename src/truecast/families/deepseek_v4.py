@@ -15,7 +15,9 @@ DEEPSEEK_V4 = Family(
     fused={"gate_up_proj": ("w1", "w3"), "fused_wqa_wkv": ("wq_a", "wkv")},
     keep=(re.compile(r"^mtp\."),),  # engines read the draft's experts as MXFP4 whatever the main model's are
     wants_input_scales=frozenset({("nvfp4", "modelopt")}),  # vLLM 0.33 models/deepseek_v41/quant_config.py: W4A4 only
+    dialect="deepseek",
     engine_notes={
+        ("bf16", "bf16"): "FP8 modules stay FP8; no engine is known to read DeepSeek-V4 with BF16 experts",
         ("nvfp4", "compressed-tensors"): "no engine reads this dialect for DeepSeek-V4 (its config cannot describe the"
         " FP8 modules); for serving, convert with --dialect modelopt",
     },

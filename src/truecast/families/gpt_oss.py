@@ -13,6 +13,7 @@ GPT_OSS = Family(
     twins=(("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj")),
     renames=((r"^model\.", ""), (r"\.self_attn\.", ".attn.")),
     fused={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+    dialect="gpt-oss",
     engine_notes={
         ("nvfp4", dialect): "no released SGLang (0.5.23) or vLLM (0.33) loads gpt-oss with NVFP4 experts: biases and"
         " global scales have no place in their MoE methods yet"

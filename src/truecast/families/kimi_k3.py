@@ -29,7 +29,10 @@ KIMI_K3 = Family(
         "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
         "fused_qkv_a_g_proj": ("q_a_proj", "kv_a_proj_with_mqa", "g_proj"),
     },
+    dialect="compressed-tensors",
     engine_notes={
+        ("nvfp4", "modelopt"): "SGLang up to 0.5.23 rejects Kimi-K3's activation (situ) for NVFP4 experts at the first"
+        " forward pass, also with --moe-runner-backend marlin, which supports it; it needs a patch there",
         ("nvfp4", "compressed-tensors"): "SGLang up to 0.5.23 drops these experts without an error (it renames"
         " weight_packed); serve this dialect with vLLM, or convert with --dialect modelopt",
     },

@@ -20,7 +20,6 @@ MIN_POW2 = -9
 MAX_POW2 = 8
 MIN_NORMAL_POW2 = -6
 NAN_BYTES = (0x7F, 0xFF)
-ONE = 0x38
 
 
 def _split(byte: int) -> tuple[int, int]:

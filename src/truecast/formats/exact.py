@@ -89,11 +89,6 @@ def magnitude_masks(packed: U8) -> U8:
     return np.asarray(np.bitwise_or.reduce(per_byte, axis=-1), dtype=np.uint8)
 
 
-def in_window(d: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Is ``2^d`` an E4M3 value? Shapes: ``[...]`` int -> ``[...]`` bool."""
-    return (d >= e4m3.MIN_POW2) & (d <= e4m3.MAX_POW2)
-
-
 @dataclass(frozen=True, slots=True)
 class GlobalExponent:
     """The chosen ``m`` of a global scale ``2^m``, and how many live half blocks cannot be exact under it."""
@@ -136,11 +131,19 @@ def choose_global_exponent(histogram: NDArray[np.int64]) -> GlobalExponent:
     k_index, down, up = np.nonzero(histogram)
     if not k_index.size:
         return GlobalExponent(0, 0)
-    count, k = histogram[k_index, down, up], k_index - 127
+    k = k_index - 127
     lowest = k - e4m3.MAX_POW2 - up  # m may not be lower, or this half block overflows the block scale
     highest = k - e4m3.MIN_POW2 + down  # nor higher, or it underflows
     floor = max(int(lowest.max()), MIN_GLOBAL_EXPONENT)
     if int(highest.min()) >= floor:
         m = min(max(preferred_exponent(int(k.max())), floor), int(highest.min()))
         return GlobalExponent(m, 0)
-    return GlobalExponent(floor, int(count[highest < floor].sum()))
+    return GlobalExponent(floor, count_inexact(histogram, floor))
+
+
+def count_inexact(histogram: NDArray[np.int64], m: int) -> int:
+    """How many live half blocks cannot be exact under global scale 2^m. Shape: ``[255, 4, 4]``."""
+    k_index, down, up = np.nonzero(histogram)
+    d = k_index - 127 - m
+    inexact = (d < e4m3.MIN_POW2 - down) | (d > e4m3.MAX_POW2 + up)
+    return int(histogram[k_index, down, up][inexact].sum())

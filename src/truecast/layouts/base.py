@@ -120,3 +120,8 @@ def read_view(view: View, file: ByteFile) -> U8:
 def group_size(layout_format: str) -> int:
     """Elements along ``in`` that share one scale: 32 for MXFP4, 16 for NVFP4."""
     return {"mxfp4": 32, "nvfp4": 16}[layout_format]
+
+
+def class_of(name: str) -> str:
+    """A tensor's or module's class: its name with every number between dots replaced by ``*``."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))

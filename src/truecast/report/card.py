@@ -32,6 +32,7 @@ def render_card(manifest: Mapping[str, Any]) -> str:
             *(
                 f"| `{c['class']}` | {c['matrices']:,} | {c['elements']:,} | {c['from']} | {c['to']} |"
                 for c in manifest["classes"]
+                if c["from"] != c["to"]
             ),
             "",
             "## What did not",
@@ -40,6 +41,11 @@ def render_card(manifest: Mapping[str, Any]) -> str:
             "",
             "| class | dtype | tensors | bytes |",
             "|---|---|---:|---:|",
+            *(
+                f"| `{c['class']}` | {c['from']} | {c['matrices']:,} matrices | |"
+                for c in manifest["classes"]
+                if c["from"] == c["to"]
+            ),
             *(f"| `{c['class']}` | {c['dtype']} | {c['tensors']:,} | {c['bytes']:,} |" for c in manifest["plain"]),
             "",
             "## Numbers",
