@@ -112,7 +112,13 @@ def test_output_in_a_poor_encoding(tiny: Path, tmp_path: Path, shell: Shell) -> 
     named = tiny.rename(tmp_path / "größe-模型")
     for options in ((), ("--json",)):
         outcome = shell(
-            "convert", named, tmp_path / "größe", "--to", "nvfp4", *options, env={"PYTHONIOENCODING": "ascii"}
+            "convert",
+            named,
+            tmp_path / f"größe{len(options)}",
+            "--to",
+            "nvfp4",
+            *options,
+            env={"PYTHONIOENCODING": "ascii"},
         )
         assert (outcome.code, outcome.err) == (0, "")
     outcome = shell("inspect", tmp_path / "größe2", env={"PYTHONIOENCODING": "ascii"})
