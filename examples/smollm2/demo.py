@@ -15,6 +15,9 @@ import sys
 import time
 from pathlib import Path
 
+from truecast.checkpoint.source import open_checkpoint
+from truecast.layouts.recognise import recognise
+
 TENSOR = "model.layers.0.mlp.gate_proj"
 """The matrix that is proved again from the certificate alone."""
 
@@ -53,7 +56,7 @@ def demo(folder: Path) -> None:
     show("truecast", "verify", outputs["modelopt"], "--against", certificate(folder, "modelopt"), "--tensor", TENSOR)
     print("\nProved, from the bytes on disk:")
     for dialect, out in outputs.items():
-        print(f"  {dialect:20}{proved(out, certificate(folder, dialect))}")
+        print(f"  {dialect:20}{proved(source, out, certificate(folder, dialect))}")
 
 
 def certificate(folder: Path, dialect: str) -> Path:
@@ -61,10 +64,11 @@ def certificate(folder: Path, dialect: str) -> Path:
     return folder / f"{dialect}.certificate.json"
 
 
-def proved(out: Path, path: Path) -> str:
-    """One line: how much of what was converted the certificate covers. Raises: SystemExit(1) if not all of it."""
+def proved(source: Path, out: Path, path: Path) -> str:
+    """One line: how much of the source's matrices the certificate covers. Raises: SystemExit(1) if not all of it."""
     counts = json.loads(path.read_bytes())["counts"]
-    total = json.loads((out / "truecast.json").read_bytes())["blocks"]["half_blocks"]
+    matrices = recognise(open_checkpoint(source).tensors).matrices.values()
+    total = sum(matrix.rows * matrix.cols for matrix in matrices) // 16
     equal = counts["half_blocks"] - counts["inexact_half_blocks"]
     if equal != total or not total:
         print(f"only {equal:,} of {total:,} half blocks of {out} are proved equal", file=sys.stderr)

@@ -19,7 +19,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--activations",
         choices=("none", "nvfp4"),
-        help="nvfp4: add activation scales of 1.0 (W4A4); default: as the source has it",
+        help="nvfp4: add activation scales of 1.0 (W4A4); none: weight-only, drop the source's;"
+        " default: as the source has it, but nvfp4 for DeepSeek-V4 in the modelopt dialect",
     )
     parser.add_argument(
         "--inexact",
