@@ -33,7 +33,7 @@ def test_too_small_from_the_start(
     assert (code, stdout) == (3, "")
     assert err.startswith(f"truecast convert: {out}: ")
     assert "GB are to be written, 0.0" in err
-    assert err.endswith("GB are free; free space\n")
+    assert err.endswith("GB are free; free space, or choose a folder on another disk\n")
     assert list(disk.iterdir()) == []  # nothing written
     if megabytes == 64:
         mount(512 * MB, disk)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -110,7 +111,7 @@ class Journal:
         records: dict[str, dict[str, Any]] = {}
         for path in sorted((self.folder / "shards").glob("*.json")):
             record, shard = _load(path), self.out / path.name.removesuffix(".json")
-            if not isinstance(record.get("bytes"), int):
+            if record.pop("check", None) != _check(record):
                 raise _damaged(path)
             if shard.is_file() and shard.stat().st_size == record["bytes"]:
                 records[shard.name] = record
@@ -119,17 +120,28 @@ class Journal:
 
     def _remove_partial(self) -> None:
         for leftover in self.out.rglob(f"*{PARTIAL_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
+            if leftover.is_symlink() or not leftover.is_dir():
+                leftover.unlink(missing_ok=True)
 
 
 def write_record(out: Path, shard: str, record: dict[str, Any]) -> None:
     """Note a finished shard; ``record`` holds at least its size under ``bytes``. Workers call this, each for its own."""
-    write_file(out / FOLDER / "shards" / f"{shard}.json", encode_json(record))
+    write_file(out / FOLDER / "shards" / f"{shard}.json", encode_json({**record, "check": _check(record)}))
+
+
+def _check(record: dict[str, Any]) -> str:
+    """Hash of a record: what it says goes into the manifest, so an edited one is not believed."""
+    return hashlib.sha256(encode_json(record)).hexdigest()
 
 
 def _check_ours(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise InputError("is a file, not a folder", where=str(out), fix="choose another output folder")
+    for ours in (out / FOLDER, out / FOLDER / "shards"):
+        if ours.is_symlink():
+            raise InputError(
+                "is a link, which truecast never makes", where=str(ours), fix="choose another output folder"
+            )
     if out.is_dir() and any(out.iterdir()) and not (out / FOLDER).is_dir():
         raise InputError(
             "is not empty and truecast did not write it", where=str(out), fix="choose another output folder"
@@ -144,7 +156,7 @@ def encode_json(document: dict[str, Any]) -> bytes:
 def _load(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         raise _damaged(path) from None
     if not isinstance(document, dict):
         raise _damaged(path)

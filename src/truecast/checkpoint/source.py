@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterable
@@ -24,6 +25,9 @@ SHARD_SUFFIX = ".safetensors"
 CONFIG = "config.json"
 MAX_INDEX_BYTES = 1 << 30
 MAX_CONFIG_BYTES = 64 << 20
+MAX_NESTING = 100
+
+log = logging.getLogger(__name__)
 
 Problem = Callable[[InputError], None]
 """What to do with a fault that concerns one file: raise it, or collect it and go on."""
@@ -148,13 +152,23 @@ def is_auxiliary(name: str) -> bool:
 
 
 def _walk_auxiliary(folder: Path) -> dict[str, int]:
+    """Files to carry along, those of linked folders included; weights that are not carried are named in a warning."""
     found: dict[str, int] = {}
-    for root, folders, files in os.walk(folder):
+    seen: set[Path] = set()
+    for root, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(f for f in folders if f not in _SKIPPED_FOLDERS)
+        if (real := Path(root).resolve()) in seen:
+            folders.clear()  # a link back to where we have been
+            continue
+        seen.add(real)
         for name in files:
             path = Path(root, name)
             relative = path.relative_to(folder).as_posix()
+            if any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in relative):
+                raise InputError(f"the file name {relative!r} holds what no text can", where=str(folder))
             if not is_auxiliary(relative):
+                if name.endswith(_WEIGHT_SUFFIXES) or (name.endswith(SHARD_SUFFIX) and "/" in relative):
+                    log.warning("%s/%s is not carried along: it is no part of the checkpoint", folder, relative)
                 continue
             try:
                 status = path.stat()
@@ -323,4 +337,27 @@ def _json_object(raw: bytes, where: str) -> dict[str, Any]:
         raise InputError(f"is no valid JSON: {error}", where=where) from None
     if not isinstance(document, dict):
         raise InputError("is no JSON object", where=where)
+    if _depth(document) > MAX_NESTING:
+        raise InputError(f"is nested more than {MAX_NESTING} deep", where=where, fix="do not trust this checkpoint")
+    if not _encodable(raw, document):
+        raise InputError("holds half a surrogate pair", where=where, fix="do not trust this checkpoint")
     return document
+
+
+def _depth(document: Any) -> int:
+    depth, level = 0, [document]
+    while level:
+        depth += 1
+        level = [v for x in level if isinstance(x, dict | list) for v in (x.values() if isinstance(x, dict) else x)]
+    return depth
+
+
+def _encodable(raw: bytes, document: dict[str, Any]) -> bool:
+    """Can every string of it be written again? Only an escape can hold what UTF-8 cannot."""
+    if b"\\ud" not in raw.lower():
+        return True
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -23,7 +23,7 @@ GENERATED = {CONFIG, HF_QUANT_CONFIG, "README.md"}
 def small_files(plan: Plan, written: Checkpoint) -> dict[str, bytes]:
     """Name -> content of every generated file but the manifest and the model card."""
     files: dict[str, bytes] = {}
-    if plan.source.config:
+    if CONFIG in plan.source.auxiliary:
         config, block = _config(plan, written)
         files[CONFIG] = _json(config)
         if block and plan.layout.DIALECT == "modelopt":

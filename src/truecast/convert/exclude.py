@@ -101,5 +101,20 @@ def _regex(glob: str) -> str:
 def _hits(glob: str, name: str) -> bool:
     if "*" not in glob and glob in name:
         return True  # vLLM takes an entry without a star as a substring
-    pattern = re.compile(_regex(glob))
-    return any(pattern.fullmatch(candidate) for candidate in (name, *name.split(".")))
+    return any(_matches(glob, candidate) for candidate in (name, *name.split(".")))
+
+
+def _matches(glob: str, name: str) -> bool:
+    """Does the glob match the whole name? Linear, for names come from untrusted headers; ``*`` is all there is."""
+    first, *rest = glob.split("*")
+    if not rest:
+        return glob == name
+    if not name.startswith(first):
+        return False
+    position = len(first)
+    for part in rest[:-1]:
+        found = name.find(part, position)
+        if found < 0:
+            return False
+        position = found + len(part)
+    return len(name) - position >= len(rest[-1]) and name.endswith(rest[-1])

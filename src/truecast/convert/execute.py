@@ -66,7 +66,7 @@ def convert(
         "stamps": stamps,
     }
     with Journal(folder, identity) as journal:
-        if (folder / MANIFEST).exists() and (finished := _complete(folder)) is not None:
+        if (folder / MANIFEST).exists() and (finished := _complete(folder, identity)) is not None:
             log.warning("%s is complete already: nothing was written", folder)
             return finished
         started = time.monotonic()
@@ -107,12 +107,20 @@ def refuse_inexact(work: Plan, found: Scan) -> None:
     )
 
 
-def _complete(folder: Path) -> dict[str, Any] | None:
+def _complete(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     """The manifest of a finished run; None if files that it lists are missing and are to be written again.
 
-    Raises: RefusedError if a file that it lists is of another size: somebody's edit is not overwritten.
+    Raises: RefusedError if it is another run's, or a file that it lists is of another size: somebody's edit is not
+    overwritten.
     """
     manifest = load_manifest(folder / MANIFEST)
+    said = manifest["source"]["fingerprint"], manifest["plan"], manifest["version"]
+    if said != (identity["source"], identity["plan"], identity["version"]):
+        raise RefusedError(
+            "was converted from another source, with other options or by another version",
+            where=str(folder),
+            fix="convert into another folder, or remove this one and start again",
+        )
     complete = True
     for name, entry in manifest["files"].items():
         path = folder / name
@@ -152,7 +160,7 @@ def _stage(progress: Progress | None, stage: str, total: int) -> Callable[[int],
 
 def _check_apart(source: Checkpoint, folder: Path) -> None:
     """Neither folder may lie in the other: auxiliary files would be copied in circles, or the source overwritten."""
-    if source.local_path is None or not source.local_path.is_dir():
+    if source.local_path is None:
         return
     a, b = source.local_path.resolve(), folder.resolve()
     if a == b or a in b.parents or b in a.parents:
@@ -184,7 +192,7 @@ def _copy_auxiliary(source: Checkpoint, folder: Path) -> dict[str, dict[str, Any
     """Copy what travels with the weights: real files, never links; the source's README under another name."""
     copied: dict[str, dict[str, Any]] = {}
     for name in source.auxiliary:
-        target = "README.source.md" if name == "README.md" else name
+        target = _readme_name(source.auxiliary) if name == "README.md" else name
         if target in GENERATED:
             continue
         file = source.opener(name)
@@ -192,6 +200,8 @@ def _copy_auxiliary(source: Checkpoint, folder: Path) -> dict[str, dict[str, Any
         try:
             with explained(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.resolve().is_relative_to(folder.resolve()):
+                raise InputError("a link leads out of the output folder", where=str(path.parent), fix="remove the link")
             writer = FileWriter(path)
             try:
                 for data in stream(file, 0, file.size):
@@ -204,3 +214,9 @@ def _copy_auxiliary(source: Checkpoint, folder: Path) -> dict[str, dict[str, Any
             file.close()
         copied[target] = {"bytes": size, "sha256": sha256}
     return copied
+
+
+def _readme_name(auxiliary: Mapping[str, int]) -> str:
+    """Under which name the source's own card travels: the first that is free."""
+    names = ("README.source.md", *(f"README.source.{i}.md" for i in range(2, len(auxiliary) + 3)))
+    return next(name for name in names if name not in auxiliary)

@@ -79,11 +79,12 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 
 def load_manifest(path: Path) -> dict[str, Any]:
     """Read a manifest that this program wrote. Raises: RefusedError if a byte of it has changed since."""
-    content = path.read_bytes()
     try:
+        content = path.read_bytes()
         document: dict[str, Any] = json.loads(content)
-        intact = encode_manifest(document) == content
-    except (ValueError, AttributeError):
+        intact = encode_manifest(document) == content and document["schema"] == SCHEMA
+        intact = intact and {"source", "plan", "version", "files"} <= document.keys()
+    except (OSError, ValueError, AttributeError, KeyError, RecursionError):
         intact = False
     if not intact:
         raise RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")

@@ -143,7 +143,7 @@ def _target_layout(contents: Contents, target: Target) -> Layout:
         raise UsageError(f"there is no target format {target.format!r}", fix="choose nvfp4, mxfp4 or bf16")
     if target.format == "mxfp4" and target.dialect is None:
         raise UsageError("--to mxfp4 changes the dialect only, so it needs --dialect", fix=f"one of {', '.join(names)}")
-    stacked = any(m.codes.entry is not None for m in contents.matrices.values())
+    stacked = all(m.codes.entry is not None for m in contents.matrices.values())
     try:
         layout = find_layout(target.format, target.dialect or names[0], stacked)
     except KeyError:

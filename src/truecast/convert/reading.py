@@ -108,3 +108,19 @@ def inverted(value: np.float32, view: View) -> np.float32:
     if not np.isfinite(inverse):
         raise InputError(f"scale is {value}, and one over it is beyond float32", where=view.tensor.where)
     return np.float32(inverse)
+
+
+def check_one_global_scale(group: list[Matrix], read: Callable[[str], ByteFile]) -> None:
+    """Refuse a bank that will store one global scale for matrices which have different ones, or have none.
+
+    Raises: InputError naming the first matrix that differs.
+    """
+    first = group[0]
+    for matrix in group:
+        alike = matrix.layout == first.layout and matrix.global_scale is not None
+        if not alike or read_global_scale(matrix, read) != read_global_scale(first, read):
+            raise InputError(
+                f"its global scale is not that of {first.name}, and the bank would store one for both",
+                where=matrix.where,
+                fix="convert with --dialect compressed-tensors, which stores one for each expert",
+            )

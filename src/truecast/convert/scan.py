@@ -17,7 +17,14 @@ from truecast.casts import mxfp4_to_nvfp4, to_bf16
 from truecast.checkpoint.files import ByteFile
 from truecast.checkpoint.pool import run_jobs
 from truecast.convert.plan import Plan
-from truecast.convert.reading import Codes, SourceFiles, check_scales, inverted, read_global_scale
+from truecast.convert.reading import (
+    Codes,
+    SourceFiles,
+    check_one_global_scale,
+    check_scales,
+    inverted,
+    read_global_scale,
+)
 from truecast.formats import e8m0, exact
 from truecast.layouts.base import Matrix, read_view
 
@@ -54,6 +61,7 @@ class _Job:
     groups: list[list[Matrix]]
     target_format: str
     target_dialect: str
+    stacked: bool
 
 
 def scan(plan: Plan, jobs: int = 1, progress: Callable[[int], None] | None = None) -> Scan:
@@ -63,7 +71,10 @@ def scan(plan: Plan, jobs: int = 1, progress: Callable[[int], None] | None = Non
     """
     result = Scan()
     files = SourceFiles(plan.source.opener)
-    parts = [_Job(files, groups, plan.layout.FORMAT, plan.layout.DIALECT) for groups in _by_shard(plan.twin_groups)]
+    layout = plan.layout
+    parts = [
+        _Job(files, groups, layout.FORMAT, layout.DIALECT, layout.STACKED) for groups in _by_shard(plan.twin_groups)
+    ]
     with closing(run_jobs(_scan_groups, parts, jobs)) as results:
         for part, job in results:
             result.merge(part)
@@ -86,7 +97,7 @@ def _scan_groups(job: _Job) -> Scan:
     with job.files.open() as read:
         for group in job.groups:
             if job.target_format == "nvfp4":
-                _scan_nvfp4(group, read, job.target_dialect, result)
+                _scan_nvfp4(group, read, job.target_dialect, job.stacked, result)
             elif job.target_format == "bf16":
                 _scan_bf16(group, read, result)
             else:
@@ -95,12 +106,16 @@ def _scan_groups(job: _Job) -> Scan:
     return result
 
 
-def _scan_nvfp4(group: list[Matrix], read: Callable[[str], ByteFile], dialect: str, result: Scan) -> None:
+def _scan_nvfp4(
+    group: list[Matrix], read: Callable[[str], ByteFile], dialect: str, stacked: bool, result: Scan
+) -> None:
     scales = [read_view(m.scale, read(m.scale.tensor.file)) for m in group]
     for matrix, scale in zip(group, scales, strict=True):
         check_scales(matrix, scale)
         result.half_blocks += scale.size * (2 if matrix.layout.startswith("mxfp4") else 1)
     sources = [(m, s) for m, s in zip(group, scales, strict=True) if m.layout.startswith("mxfp4")]
+    if stacked and len(sources) < len(group):
+        check_one_global_scale(group, read)
     if len(sources) < len(group):
         _scan_relayout([m for m in group if not m.layout.startswith("mxfp4")], read, dialect, result)
     if not sources:

@@ -31,8 +31,11 @@ KIMI_K3 = Family(
     },
     dialect="compressed-tensors",
     engine_notes={
-        ("nvfp4", "modelopt"): "SGLang up to 0.5.23 rejects Kimi-K3's activation (situ) for NVFP4 experts at the first"
-        " forward pass, also with --moe-runner-backend marlin, which supports it; it needs a patch there",
+        (
+            "nvfp4",
+            "modelopt",
+        ): "on Blackwell SGLang serves it with --moe-runner-backend flashinfer_trtllm; on Hopper SGLang"
+        " up to 0.5.23 rejects the activation (situ) at the first forward pass, although its Marlin kernels have it",
         ("nvfp4", "compressed-tensors"): "SGLang up to 0.5.23 drops these experts without an error (it renames"
         " weight_packed); serve this dialect with vLLM, or convert with --dialect modelopt",
     },

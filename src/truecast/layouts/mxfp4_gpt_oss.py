@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from truecast.checkpoint.header import TensorInfo
+from truecast.checkpoint.header import BITS, TensorInfo
 from truecast.layouts.base import Matrix, OutTensor, View
 from truecast.layouts.stacked import MEMBERS, stack_experts
 
@@ -37,7 +37,7 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
         return []
     if scale is None or scale.dtype not in ("U8", "F8_E8M0") or scale.shape != tensor.shape[:3]:
         return []
-    if bias is not None and bias.shape != (experts, stacked_rows):
+    if bias is not None and (bias.shape != (experts, stacked_rows) or BITS[bias.dtype] < 8):
         return []
     step = len(names)
     return [

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from truecast.checkpoint.header import TensorInfo
+from truecast.checkpoint.header import BITS, TensorInfo
 from truecast.layouts import nvfp4_modelopt
 from truecast.layouts.base import Matrix, OutTensor, View
 from truecast.layouts.stacked import MEMBERS, stack_experts
@@ -40,7 +40,7 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
         return []
     if global_scale is None or global_scale.dtype != "F32" or global_scale.shape not in ((), (1,)):
         return []
-    if bias is not None and bias.shape != (experts, stacked_rows):
+    if bias is not None and (bias.shape != (experts, stacked_rows) or BITS[bias.dtype] < 8):
         return []
     step = len(names)
     return [

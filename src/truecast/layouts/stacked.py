@@ -28,8 +28,11 @@ def stack_experts(matrices: Sequence[Matrix]) -> Iterator[tuple[str, str, tuple[
         parent, _, leaf = matrix.name.rpartition(".")
         bank, _, expert = parent.rpartition(".")
         leaf = _SPELLINGS.get(leaf, leaf)
-        if not expert.isdecimal() or leaf not in ("gate_proj", "up_proj", "down_proj"):
+        numbered = expert.isdecimal() and len(expert) < 10 and str(int(expert)) == expert
+        if not numbered or leaf not in ("gate_proj", "up_proj", "down_proj"):
             raise InputError("is no expert's gate, up or down projection and cannot be stacked", where=matrix.where)
+        if leaf in banks[bank][int(expert)]:
+            raise InputError(f"{bank}.{expert} has its {leaf} twice and cannot be stacked", where=matrix.where)
         banks[bank][int(expert)][leaf] = matrix
     for bank, experts in banks.items():
         for projection, leaves in MEMBERS.items():
@@ -37,7 +40,9 @@ def stack_experts(matrices: Sequence[Matrix]) -> Iterator[tuple[str, str, tuple[
                 pieces = tuple(tuple(experts[e][leaf] for leaf in leaves) for e in range(len(experts)))
             except KeyError as missing:
                 raise InputError(f"the stack lacks {missing.args[0]}", where=f"{bank}.{projection}") from None
-            shapes = {(m.rows, m.cols, m.bias is None) for piece in pieces for m in piece}
+            shapes = {(m.rows, m.cols, m.bias and m.bias.tensor.dtype) for piece in pieces for m in piece}
             if len(shapes) > 1:
-                raise InputError(f"experts differ in shape or biases: {sorted(shapes)}", where=f"{bank}.{projection}")
+                raise InputError(
+                    f"experts differ in shape or bias: {sorted(map(str, shapes))}", where=f"{bank}.{projection}"
+                )
             yield bank, projection, pieces

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from truecast.checkpoint.header import TensorInfo
+from truecast.checkpoint.header import BITS, TensorInfo
 from truecast.layouts.base import Matrix, OutTensor, View, group_size
 
 
@@ -53,7 +53,7 @@ def match(table: Suffixes, tensor: TensorInfo, tensors: Mapping[str, TensorInfo]
             scale=View(scale),
             global_scale=global_scale,
             input_scale=input_scale,
-            bias=View(bias) if bias is not None and bias.shape == (rows,) else None,
+            bias=View(bias) if bias is not None and bias.shape == (rows,) and BITS[bias.dtype] >= 8 else None,
         )
     ]
 
