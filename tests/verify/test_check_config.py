@@ -416,5 +416,5 @@ def test_values_of_another_type(made, packed):
     made.block["group_size"] = [16]
     made.hf_quant["quantization"]["group_size"] = [16]
     assert summary(made) == {("config-group-size", "error")}
-    packed.block["format"] = packed.block["config_groups"]["group_0"]["format"] = ["x"]
+    packed.block["format"] = ["x"]
     assert summary(packed) == {("config-method", "error")}

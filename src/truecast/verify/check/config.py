@@ -197,7 +197,7 @@ def _method_fault(layout: str, block: Mapping[str, Any], *, from_hf_quant: bool)
         wanted = f"{LAYOUTS[layout].FORMAT}-pack-quantized"
         said = [block.get("format"), *(group.get("format") for group in weight_groups(block))]
         formats = {str(value) for value in said if value is not None}
-        if formats and wanted not in formats:
+        if (formats and wanted not in formats) or not all(isinstance(value, str | None) for value in said):
             return f"format is {', '.join(sorted(formats))}, the tensors are {wanted}"
     return None
 
