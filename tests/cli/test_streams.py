@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import pty
 import re
@@ -14,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from truecast.cli.output import print_result, table
+
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-9]|4[0-9]|9[0-7])(?:;[0-9;]*)?m")
 Shell = Callable[..., Any]
@@ -24,9 +28,9 @@ def wide(tmp_path: Path, write_checkpoint: Callable[..., Path]) -> Path:
     """A checkpoint whose listing is larger than a pipe's buffer, with a name of 400 characters."""
     matrices: dict[str, Any] = {}
     for i in range(1500):
-        matrices[f"part{i}_{'x' * 60}.weight_packed"] = ("U8", (1, 16), bytes(16))
-        matrices[f"part{i}_{'x' * 60}.weight_scale"] = ("U8", (1, 1), b"\x78")
-    matrices["y" * 400] = ("BF16", (1,), bytes(2))
+        matrices[f"part{i}_{'x' * 200}.weight_packed"] = ("U8", (1, 16), bytes(16))
+        matrices[f"part{i}_{'x' * 200}.weight_scale"] = ("U8", (1, 1), b"\x78")
+    matrices["a" * 400] = ("BF16", (1,), bytes(2))
     return write_checkpoint(tmp_path / "wide", {"model.safetensors": matrices}, index=False)
 
 
@@ -105,7 +109,7 @@ def test_piped_output_is_plain_and_whole(wide: Path, shell: Shell) -> None:
         outcome = shell(*arguments)
         assert outcome.code == 0
         assert not ANSI.search(outcome.out + outcome.err)
-        assert "y" * 400 in outcome.out  # not cut to some width
+        assert "a" * 400 in outcome.out  # not cut to some width
 
 
 def test_output_in_a_poor_encoding(tiny: Path, tmp_path: Path, shell: Shell) -> None:
@@ -198,3 +202,46 @@ def test_no_verb_runs_torch(tiny: Path, tmp_path: Path, environment: dict[str, s
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_control_characters_of_a_config_reach_no_terminal(done_with_escapes: Path, cli: Callable[..., Any]) -> None:
+    for arguments in (["check", done_with_escapes], ["check", done_with_escapes, "--json"]):
+        out = cli(*arguments).out
+        assert "pwn" in out and all(c.isprintable() or c == "\n" for c in out)
+        assert "\nPASS  forged" not in out
+    document = cli("check", done_with_escapes, "--json").json
+    assert any("pwn" in f["message"] for f in document["findings"])
+
+
+def test_control_characters_in_every_kind_of_print(capsys: pytest.CaptureFixture[str]) -> None:
+    def render(console: Any) -> None:
+        console.print("\na\x1b[31m\nb\x9b")
+        console.print(table("", ("x",), [("c\x1b]0;d\x07",)]))
+
+    document = {"\x7f\x9b": "\u202e\x1b"}
+    print_result(argparse.Namespace(json=False, verb="check"), document, render)
+    assert capsys.readouterr().out.split() == ["a\\x1b[31m\\nb\\x9b", "x", "c\\x1b]0;d\\x07"]
+    print_result(argparse.Namespace(json=True, verb="check"), document, render)
+    out = capsys.readouterr().out
+    assert all(c.isprintable() or c == "\n" for c in out) and json.loads(out)["\x7f\x9b"] == "\u202e\x1b"
+
+
+def test_inspect_of_many_classes(
+    tmp_path: Path, write_checkpoint: Callable[..., Path], cli: Callable[..., Any]
+) -> None:
+    source = write_checkpoint(
+        tmp_path / "many", {"model.safetensors": {f"t{i}": ("U8", (0,), b"") for i in range(20_000)}}
+    )
+    lines = cli("inspect", source).out.splitlines()
+    assert "and 19,500 more classes (--json lists them all)" in lines and len(lines) < 520
+    assert len(cli("inspect", source, "--json").json["classes"]) == 20_000
+
+
+@pytest.fixture
+def done_with_escapes(tiny: Path, tmp_path: Path, cli: Callable[..., Any]) -> Path:
+    out = tmp_path / "done"
+    assert cli("convert", tiny, out, "--to", "nvfp4", "--jobs", 1).code == 0
+    config = json.loads((out / "config.json").read_bytes())
+    config["quantization_config"]["ignore"].append("\x1b]0;pwn\x07\x1b[31mX\nPASS  forged\x9b\x7f")
+    (out / "config.json").write_text(json.dumps(config))
+    return out

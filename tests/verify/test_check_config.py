@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from checkmaking import ATTENTION, GLOBS, K3_IGNORE, REGEXES, Made, kimi, moe
@@ -334,3 +335,86 @@ def test_report_is_one_json_document(made):
     assert document["schema"] == "truecast.check/1" and document["ok"] is False
     assert document["counts"]["matrices"] == 18 and document["counts"]["scales"] == 18 * 32
     assert document["findings"][0]["place"]["row"] == 0
+
+
+# --- blocks made to harm
+
+
+def findings_within(made: Made, seconds: float) -> list[tuple[str, str]]:
+    started = time.monotonic()
+    found = [(f.id, f.message) for f in made.check().findings]
+    assert time.monotonic() - started < seconds
+    return found
+
+
+@pytest.mark.parametrize("pattern", ["re:([a-z.0-9_]+)+$X", "re:" + ".*" * 30 + "X", "re:" + "(.*|.*)" * 5 + "X"])
+def test_regex_without_end(packed, pattern):
+    packed.exclude([*REGEXES, pattern])
+    [(rule, message)] = findings_within(packed, 10)
+    assert rule == "exclude-invalid" and "takes too long" in message and repr(pattern) in message
+
+
+def test_regex_without_end_of_sglang(made):
+    made.exclude([*GLOBS, "([a-z0-9_]+.?)+X"])
+    [(rule, message)] = findings_within(made, 10)
+    assert rule == "exclude-invalid" and "takes too long" in message
+
+
+def test_target_without_end(packed):
+    packed.block["config_groups"]["group_0"]["targets"] = ["re:([a-z.0-9_]+)+$X"]
+    [(rule, message)] = findings_within(packed, 10)
+    assert rule == "exclude-invalid" and "takes too long" in message
+
+
+def test_glob_of_many_stars(made):
+    made.plain("a" * 60)
+    made.exclude([*GLOBS, "a*", "*".join("a" * 25) + "*X", "*".join("e" * 30) + "**X"])
+    found = findings_within(made, 4)
+    assert (
+        {"exclude-matches-nothing"}
+        <= {rule for rule, _ in found}
+        <= {"exclude-matches-nothing", "exclude-misses-plain"}
+    )
+
+
+def test_regexes_judged_apart_find_the_same(packed):
+    packed.exclude([*REGEXES, r"re:model\.layers\.\d+\.mlp\.experts.*", "re:nothing.*"])
+    here = [(f.id, f.place, f.severity) for f in packed.check().findings]
+    packed.exclude(
+        [*REGEXES, r"re:model\.layers\.(?=\d+)\d+\.mlp\.experts.*", "re:nothing.*", "re:.*(?<=lm)_head(a+)*"]
+    )
+    assert [(f.id, f.place, f.severity) for f in packed.check().findings] == here
+    assert {rule for rule, _, _ in here} == {"exclude-hits-quantized", "exclude-matches-nothing"}
+
+
+@pytest.mark.parametrize(
+    "patterns", [["re:(?i).*LM_head"], ["re:(?P<a>m).*embed_tokens", "re:(?P<a>l)m_head"]], ids=["flag", "group"]
+)
+def test_regexes_that_cannot_be_joined(packed, patterns):
+    packed.exclude([*REGEXES, *patterns])
+    assert not packed.check().findings
+
+
+@pytest.mark.parametrize(
+    "pattern", ["re:a{99999999999999999999}", "re:a{" + "9" * 5000 + "}", "re:" + "(" * 3000 + ")" * 3000, "re:("]
+)
+def test_regex_that_does_not_compile(packed, pattern):
+    packed.exclude([*REGEXES, pattern])
+    assert [rule for rule, _ in findings_within(packed, 10)] == ["exclude-invalid"]
+    packed.exclude(REGEXES)
+    packed.block["config_groups"]["group_0"]["targets"] = ["Linear", pattern]
+    assert [rule for rule, _ in findings_within(packed, 10)] == ["exclude-invalid"]
+
+
+@pytest.mark.parametrize("targets", [5, "Linear", [5], {}])
+def test_targets_that_are_no_list_of_names(packed, targets):
+    packed.block["config_groups"]["group_0"]["targets"] = targets
+    assert summary(packed) == {("config-method", "error")}
+
+
+def test_values_of_another_type(made, packed):
+    made.block["group_size"] = [16]
+    made.hf_quant["quantization"]["group_size"] = [16]
+    assert summary(made) == {("config-group-size", "error")}
+    packed.block["format"] = ["x"]
+    assert summary(packed) == {("config-method", "error")}

@@ -188,6 +188,16 @@ def test_expert_missing(made):
     assert "3 matrices" in report.findings[0].message and "1.down_proj" in report.findings[0].message
 
 
+@pytest.mark.parametrize(
+    ("number", "absent"), [("300000000", 3 * 300_000_001 - 10), ("3000000000", 0), ("9" * 5000, 0)]
+)
+def test_expert_numbers_without_end(made, number, absent):
+    made.packed(f"model.layers.1.mlp.experts.{number}.down_proj", "nvfp4-modelopt", 1)
+    messages = [f.message for f in made.check().findings if f.id == "bank-incomplete"]
+    assert [m.split()[0] for m in messages] == ([str(absent)] if absent else [])
+    assert not absent or (messages[0].count(",") == 19 and messages[0].endswith(f"and {absent - 20} more"))
+
+
 def test_expert_left_plain(made):
     made.drop(r"layers\.1\.mlp\.experts\.1\.up_proj")
     made.plain("model.layers.1.mlp.experts.1.up_proj", shard=1)

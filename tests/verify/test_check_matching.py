@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from truecast.verify.check.matching import CompressedTensors, SglangModelopt, VllmModelopt, bad_patterns
+from truecast.verify.check.matching import CompressedTensors, SglangModelopt, VllmModelopt, bad_patterns, may_backtrack
 
 LAYER = "model.layers.1."
 BANK = LAYER + "mlp.experts"
@@ -92,3 +92,37 @@ def test_compressed_tensors(pattern, name, sglang, vllm):
 def test_patterns_that_do_not_compile():
     assert bad_patterns(["*a(b", "*.gate"], "modelopt") == ["*a(b"]
     assert bad_patterns(["re:*.gate", "*plain", "re:.*"], "compressed-tensors") == ["re:*.gate"]
+
+
+@pytest.mark.parametrize(
+    ("glob", "name", "hit"),
+    [
+        ("a*b*c", "aXbXbXc", True),
+        ("a*b*c", "aXcXb", False),
+        ("a**c", "ac", True),
+        ("*a*", "bab", True),
+        ("a*a", "a", False),
+        ("*", "x", True),
+        ("a.*", "ab", False),
+        ("a*b c#", "a-b c#", True),
+    ],
+)
+def test_globs_of_sglang(glob, name, hit):
+    assert SglangModelopt([glob]).hits(name) is hit
+
+
+@pytest.mark.parametrize(
+    ("regex", "slow"),
+    [
+        (r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", False),
+        (r"re:^model\.layers\.[0-3]\.(?:mlp)$", False),
+        ("plain(a+)+", False),
+        ("re:(a+)+", True),
+        ("re:(a)*b", True),
+        ("re:(?=a)b", True),
+        ("re:.*a.*b.*c", True),
+        ("re:" + "(a|a)" * 30, True),
+    ],
+)
+def test_regexes_that_may_backtrack(regex, slow):
+    assert may_backtrack(regex, "compressed-tensors") is slow

@@ -15,6 +15,8 @@ from truecast.layouts.base import class_of
 from truecast.layouts.recognise import recognise
 
 NAME = "inspect"
+SHOWN = 500
+"""Rows of the printed table: rich measures every cell of it. ``--json`` has them all."""
 HELP = "Show what a checkpoint holds, from its headers alone."
 
 
@@ -51,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
     def render(console: Console) -> None:
         rows = [
             (c["class"], c["dtype"], "x".join(map(str, c["shape"])), c["tensors"], c["bytes"])
-            for c in document["classes"]
+            for c in document["classes"][:SHOWN]
         ]
         console.print(table("", ("class", "dtype", "shape", ">tensors", ">bytes"), rows))
+        if len(document["classes"]) > SHOWN:
+            console.print(f"and {len(document['classes']) - SHOWN:,} more classes (--json lists them all)")
         console.print(f"\nfamily    {document['family']}")
         for layout, count in layouts.items():
             console.print(f"layout    {layout}: {count:,} matrices")

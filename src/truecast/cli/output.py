@@ -32,7 +32,7 @@ def print_result(args: argparse.Namespace, document: Mapping[str, Any], render: 
     """Print the result: one JSON document with ``--json``, else what ``render`` prints."""
     try:
         if args.json:
-            print(json.dumps({"schema": f"truecast.{args.verb}/1", **document}, indent=1, ensure_ascii=False))
+            print(_json({"schema": f"truecast.{args.verb}/1", **document}))
         else:
             wide = None if sys.stdout.isatty() else PIPE_COLUMNS
             # names come from files: they are no markup
@@ -57,10 +57,24 @@ def print_error(args: argparse.Namespace, message: str, exit_code: int) -> None:
     say(f"truecast {args.verb}: {message}")
 
 
+def neutral(text: str) -> str:
+    """Control characters, which a terminal would obey, escaped; so are line breaks, which could fake a line."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    """JSON whose strings hold no raw control character, not even those that JSON allows (DEL, C1)."""
+    lines = json.dumps(document, indent=1, ensure_ascii=False).split("\n")
+    return "\n".join(
+        line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+        for line in lines
+    ).replace("\x7f", "\\u007f")
+
+
 def say(line: str) -> None:
     """Print one line to stderr, control characters (a terminal would obey them) escaped. Nobody need be reading."""
     try:
-        print("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr, flush=True)
+        print(neutral(line), file=sys.stderr, flush=True)
     except OSError:
         _discard(sys.stderr)
 
@@ -73,10 +87,19 @@ def tolerate_output() -> None:
 
 
 class _Console(Console):
-    """rich's console, which would otherwise end the process itself, with exit code 1, when nobody reads on."""
+    """rich's console, but what it prints is neutral, and it does not end the process when nobody reads on."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; only line breaks at the start of a text are kept as such."""
+        super().print(*(_neutral_after_breaks(o) if isinstance(o, str) else o for o in objects), **options)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+def _neutral_after_breaks(text: str) -> str:
+    rest = text.lstrip("\n")
+    return text[: len(text) - len(rest)] + neutral(rest)
 
 
 def _discard(stream: TextIO) -> None:
@@ -92,7 +115,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     for column in columns:
         result.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
     for row in rows:
-        result.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+        result.add_row(*(f"{cell:,}" if isinstance(cell, int) else neutral(str(cell)) for cell in row))
     return result
 
 

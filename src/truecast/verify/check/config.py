@@ -123,6 +123,9 @@ def check_config(found: Collector, checkpoint: Checkpoint, blocks: Blocks, layou
             found.add("config-method", place, message)
     if not layouts and (claim := _claimed_format(block)):
         found.add("config-method", place, f"declares {claim}, but no tensor is packed so")
+    for targets in (group.get("targets") for group in weight_groups(block)):
+        if targets is not None and not (isinstance(targets, list) and all(isinstance(t, str) for t in targets)):
+            found.add("config-method", place, f"the targets of a group are {targets!r}, no list of names")
     _check_group_size(found, place, block, layouts)
 
 
@@ -192,9 +195,10 @@ def _method_fault(layout: str, block: Mapping[str, Any], *, from_hf_quant: bool)
             return f"quant_algo is {block.get('quant_algo')!r}, the tensors are NVFP4"
     elif method == "compressed-tensors":
         wanted = f"{LAYOUTS[layout].FORMAT}-pack-quantized"
-        formats = {block.get("format"), *(group.get("format") for group in weight_groups(block))} - {None}
-        if formats and wanted not in formats:
-            return f"format is {', '.join(sorted(map(str, formats)))}, the tensors are {wanted}"
+        said = [block.get("format"), *(group.get("format") for group in weight_groups(block))]
+        formats = {str(value) for value in said if value is not None}
+        if (formats and wanted not in formats) or not all(isinstance(value, str | None) for value in said):
+            return f"format is {', '.join(sorted(formats))}, the tensors are {wanted}"
     return None
 
 
@@ -217,7 +221,7 @@ def _check_group_size(found: Collector, place: Place, block: Mapping[str, Any], 
         if isinstance(weights, dict) and weights.get("num_bits") == 4 and weights.get("group_size") is not None:
             said.append(("config_groups weights group_size", weights["group_size"]))
     for key, value in said:
-        if value not in legal:
+        if not any(value == size for size in legal):  # it may be a list
             sizes = " or ".join(str(size) for size in sorted(legal))
             found.add(
                 "config-group-size", place, f"{key} is {value!r}; the tensors have one scale for {sizes} elements"

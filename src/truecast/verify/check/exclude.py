@@ -7,18 +7,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from truecast.families import FAMILIES, GENERIC
 from truecast.families.base import Family, aliases
 from truecast.layouts import LAYOUTS
 from truecast.layouts.recognise import Contents
 from truecast.verify.check.config import exclude_lists, weight_groups
 from truecast.verify.check.findings import Collector, Place
-from truecast.verify.check.matching import EXCLUDED, PARTIAL, Matcher, VllmModelopt, bad_patterns, matchers
+from truecast.verify.check.matching import (
+    EXCLUDED,
+    PARTIAL,
+    Matcher,
+    VllmModelopt,
+    bad_patterns,
+    matchers,
+    may_backtrack,
+)
+from truecast.verify.check.timed import judge_apart
 
 _PLAIN_DTYPES = {"BF16", "F16", "F32", "F64"}
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.+)")
 _STACKED_EXPERTS = re.compile(r"(.*\.experts)\.(?:gate_up_proj|down_proj)(?:\.weight)?")
 _NO_LINEAR = re.compile(r"norm|conv|rotary|pos_emb|position_embed", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|word_embeddings|wte|wpe|embed)$")
+_LONG_NAME, _DEEP_NAME = 512, 40
+"""Characters and dots beyond which a name is nobody's: the time to match one is then limited."""
+_STEPS = 500_000_000
+"""So many steps of tame regexes are done without a limit: some seconds."""
 _PROBES = ("gate_proj", "up_proj", "down_proj")
 """Leaves of expert 0 that compressed-tensors loaders ask for, whatever the checkpoint calls them."""
 
@@ -102,22 +116,82 @@ def check_exclude(found: Collector, family: Family, block: Mapping[str, Any], fi
     if file == "config.json" and "ignore" not in block and block.get("exclude_modules") and dialect == "modelopt":
         found.add("exclude-key", place, "has exclude_modules, but no ignore")
     sglang, vllm = exclude_lists(block)
-    bad = set(bad_patterns({*sglang, *vllm}, dialect))
-    for pattern in sorted(bad):
-        found.add("exclude-invalid", place, f"{pattern!r} is no valid pattern")
-    sglang, vllm = ([p for p in patterns if p not in bad] for patterns in (sglang, vllm))
-    judge = _Judge(found, family, dialect, matchers(dialect, sglang, vllm), modules, place)
-    judge.dead_patterns(dict.fromkeys([*sglang, *vllm]))
-    judge.excluded_but_quantized(dict.fromkeys([*sglang, *vllm]))
-    mixed = hybrid or str(block.get("quant_algo")).upper() == "MIXED_PRECISION"  # modules are opted in, not out
-    if not mixed and modules.quantized:
-        judge.split_modelopt(vllm)
-        judge.plain_but_not_excluded(_targets(block))
+    lists = Lists(family.name, dialect, file, sglang, vllm, _targets(block), hybrid or _is_mixed(block), modules)
+    slow = lists.slow_patterns()
+    if not slow:
+        lists.judge(found)
+    elif (judged := judge_apart(lists.document())) is not None:
+        found.merge(judged)
+    else:
+        listed = ", ".join(repr(p) if len(p) < 200 else repr(p[:200]) + "..." for p in slow[:3])
+        found.add("exclude-invalid", place, f"takes too long to match, or does not end at all: {listed}")
+
+
+def _is_mixed(block: Mapping[str, Any]) -> bool:
+    return str(block.get("quant_algo")).upper() == "MIXED_PRECISION"
 
 
 def _targets(block: Mapping[str, Any]) -> list[str]:
-    listed = [t for g in weight_groups(block) for t in g.get("targets") or [] if isinstance(t, str)]
+    said = [group.get("targets") for group in weight_groups(block)]
+    listed = [t for targets in said if isinstance(targets, list) for t in targets if isinstance(t, str)]
     return listed or ["Linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """All that a verdict on a block's lists depends on, as values that JSON can hold."""
+
+    family: str
+    dialect: str
+    file: str
+    sglang: list[str]
+    vllm: list[str]
+    targets: list[str]
+    opt_in: bool
+    """Are modules opted in, not out?"""
+    modules: Modules
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "modules": [list(self.modules.quantized), list(self.modules.plain), sorted(self.modules.everything)]
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Lists:
+        """The inverse of :meth:`document`."""
+        quantized, plain, everything = document["modules"]
+        return cls(**{**document, "modules": Modules(tuple(quantized), tuple(plain), frozenset(everything))})
+
+    def slow_patterns(self) -> list[str]:
+        """Patterns that may take for ever on some name; all regexes where names are strange, or a great many."""
+        patterns = dict.fromkeys([*self.sglang, *self.vllm])
+        slow = [p for p in patterns if may_backtrack(p, self.dialect)]
+        slow += [t for t in self.targets if may_backtrack(t, "compressed-tensors")]
+        regexes = [p for p in (*patterns, *self.targets) if p.startswith("re:")]
+        names = {_EXPERT.sub(r"\1.0.\3", name) for name in self.modules.everything}
+        steps = sum(len(name) ** 2 for name in names) * sum(2 ** p.count("|") for p in regexes if p.count("|") < 9)
+        if any(len(name) > _LONG_NAME or name.count(".") > _DEEP_NAME for name in names):
+            return slow or regexes or [*patterns, *self.targets]
+        return slow or (regexes if steps > _STEPS else [])
+
+    def judge(self, found: Collector) -> None:
+        """Add the findings about the lists."""
+        place = Place(file=self.file)
+        bad = set(bad_patterns(dict.fromkeys([*self.sglang, *self.vllm]), self.dialect))
+        bad_targets = set(bad_patterns(dict.fromkeys(self.targets), "compressed-tensors"))
+        for pattern in sorted(bad):
+            found.add("exclude-invalid", place, f"{pattern!r} is no valid pattern")
+        for target in sorted(bad_targets):
+            found.add("exclude-invalid", place, f"the target {target!r} is no valid pattern")
+        sglang, vllm = ([p for p in patterns if p not in bad] for patterns in (self.sglang, self.vllm))
+        family = next((f for f in FAMILIES if f.name == self.family), GENERIC)
+        judge = _Judge(found, family, self.dialect, matchers(self.dialect, sglang, vllm), self.modules, place)
+        judge.dead_patterns(dict.fromkeys([*sglang, *vllm]))
+        judge.excluded_but_quantized(dict.fromkeys([*sglang, *vllm]))
+        if not self.opt_in and self.modules.quantized:
+            judge.split_modelopt(vllm)
+            judge.plain_but_not_excluded([t for t in self.targets if t not in bad_targets])
 
 
 class _Judge:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from truecast.checkpoint.files import connect
 from truecast.checkpoint.header import TensorInfo, alignment_of
@@ -145,7 +146,8 @@ def _why_unmatched(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tup
     return "packed-unknown", ""
 
 
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.+)")  # a longer number is no expert's
+_ABSENT_LISTED = 20
 
 
 def check_banks(found: Collector, matrices: Iterable[Matrix], plain: Iterable[str]) -> None:
@@ -168,7 +170,18 @@ def check_banks(found: Collector, matrices: Iterable[Matrix], plain: Iterable[st
             )
             continue
         leaves = set().union(*experts.values())
-        absent = [f"{e}.{leaf}" for e in range(max(experts) + 1) for leaf in sorted(leaves - experts.get(e, set()))]
+        size = max(experts) + 1
+        absent = size * len(leaves) - sum(len(held) for held in experts.values())
         if absent:
-            message = f"{len(absent)} matrices of its {max(experts) + 1} experts are absent, the first is {absent[0]}"
+            listed = list(islice(_absent(experts, leaves), _ABSENT_LISTED))
+            more = f" and {absent - len(listed)} more" if absent > len(listed) else ""
+            message = f"{absent} matrices of its {size} experts are absent: {', '.join(listed)}{more}"
             found.add("bank-incomplete", Place(module=bank), message)
+
+
+def _absent(experts: Mapping[int, set[str]], leaves: set[str]) -> Iterator[str]:
+    """The matrices that a bank lacks. Lazy: a single tensor may claim to be expert 999,999,999."""
+    for expert in range(max(experts) + 1):
+        held = experts.get(expert, set())
+        if len(held) < len(leaves):
+            yield from (f"{expert}.{leaf}" for leaf in sorted(leaves - held))

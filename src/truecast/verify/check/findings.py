@@ -98,6 +98,10 @@ class Collector:
             ours.total += theirs.total
             ours.shown += theirs.shown[: max(0, RULES[key[0]].shown - len(ours.shown))]
 
+    def restore(self, key: tuple[str, str, str], shown: list[Finding], total: int) -> None:
+        """Put back what ``kinds`` of another collector held under a key."""
+        self.kinds[key] = _Kind(shown, total)
+
     def findings(self) -> list[Finding]:
         """Errors before warnings; where a class has more than is shown, one last finding that says how many."""
         found = list(self._listed())

@@ -22,6 +22,9 @@ QUANTIZED = "quantized"
 _LANGUAGE = "language_model."
 _MLA_PROJECTIONS = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}
 _PLAIN = re.compile(r"[\w.-]+")
+_REGEX_SIGNS = frozenset("\\?[](){}+|^$")
+_BRANCHES = 6
+_TAME = re.compile(r"(?:[\w ,:/^$|-]|\.\*?|\\[.bBdDsSwW]|\[\^?[\w.-]+\](?![*+?{])|\((?:\?:)?|\)(?![*+?{]))*+")
 _SUBSTRINGS_TRIED = 4096  # beyond this many plain names only whole dotted parts are tried, not every substring
 
 
@@ -39,21 +42,47 @@ class Matcher(Protocol):
 
 def bad_patterns(patterns: Iterable[str], dialect: str) -> list[str]:
     """Patterns that an engine cannot compile as the regular expression that it makes of them."""
-    bad = []
-    for pattern in patterns:
-        try:
-            re.compile(_sglang_regex(pattern) if dialect == "modelopt" else pattern.removeprefix("re:"))
-        except re.error:
-            if dialect == "modelopt" or pattern.startswith("re:"):
-                bad.append(pattern)
-    return bad
+    as_regex = [(p, _sglang_regex(p)) for p in patterns] if dialect == "modelopt" else []
+    as_regex += [(p, p.removeprefix("re:")) for p in patterns if dialect != "modelopt" and p.startswith("re:")]
+    return [pattern for pattern, regex in as_regex if not _compiles(regex)]
+
+
+def _compiles(regex: str) -> bool:
+    try:
+        re.compile(regex)
+    except (re.error, OverflowError, RecursionError, ValueError):  # a count too large, parentheses too deep
+        return False
+    return True
+
+
+def may_backtrack(pattern: str, dialect: str) -> bool:
+    """Could the time to match this pattern grow faster than the square of a name's length? Errs towards yes.
+
+    Globs never do, nor do regexes of literals, classes, groups that are not repeated, a few ``|`` (each may double the
+    time) and at most two ``.*``.
+    """
+    if dialect == "modelopt":
+        return not _REGEX_SIGNS.isdisjoint(pattern)
+    regex = pattern.removeprefix("re:")
+    return pattern.startswith("re:") and (
+        regex.count("*") > 2 or regex.count("|") > _BRANCHES or _TAME.fullmatch(regex) is None
+    )
 
 
 def _sglang_regex(pattern: str) -> str:
     return pattern.replace(".", r"\.").replace("*", ".*")  # as SGLang does: ? [ ] ( ) stay regex
 
 
+def _sglang_glob(pattern: str) -> str:
+    """The same for a pattern whose only sign is the star. A part once found is not searched again: no backtracking."""
+    first, *parts = [re.escape(part) for part in re.split(r"\*+", pattern)]
+    if not parts:
+        return first
+    return first + "".join(f"(?>.*?{part})" for part in parts[:-1]) + ".*" + parts[-1]
+
+
 def _any_of(regexes: Iterable[str]) -> re.Pattern[str] | None:
+    """One regex for many; for those only that are made here, since others may not bear being joined."""
     parts = [f"(?:{r})" for r in regexes]
     return re.compile("|".join(parts)) if parts else None
 
@@ -81,7 +110,9 @@ class SglangModelopt:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self.literals = {p.rstrip(".") for p in patterns}
-        self.globs = _any_of(_sglang_regex(p) for p in patterns if not _PLAIN.fullmatch(p))
+        others = [p for p in patterns if not _PLAIN.fullmatch(p)]
+        self.globs = _any_of(_sglang_glob(p) for p in others if _REGEX_SIGNS.isdisjoint(p))
+        self.regexes = [re.compile(_sglang_regex(p)) for p in others if not _REGEX_SIGNS.isdisjoint(p)]
         self.tails = {p.rpartition(".")[2] for p in patterns} & _MLA_PROJECTIONS
         self.expert_names = "\n".join(p for p in patterns if "experts" in p and "*" not in p)
 
@@ -100,6 +131,8 @@ class SglangModelopt:
         for spelling in _spellings(name):
             for candidate in (spelling, *spelling.split(".")):
                 if candidate in self.literals or (self.globs is not None and self.globs.fullmatch(candidate)):
+                    return True
+                if any(regex.fullmatch(candidate) for regex in self.regexes):
                     return True
             if any(tail in spelling.rpartition(".")[2] for tail in self.tails):
                 return True
@@ -157,11 +190,11 @@ class CompressedTensors:
     def __init__(self, patterns: Sequence[str], engine: str) -> None:
         self.engine = engine
         self.literals = {p for p in patterns if not p.startswith("re:")}
-        self.regexes = _any_of(p.removeprefix("re:") for p in patterns if p.startswith("re:"))
+        self.regexes = [re.compile(p.removeprefix("re:")) for p in patterns if p.startswith("re:")]
 
     def hits(self, name: str) -> bool:
         """See :class:`Matcher`."""
-        if name in self.literals or (self.regexes is not None and self.regexes.match(name)):
+        if name in self.literals or any(regex.match(name) for regex in self.regexes):
             return True
         if self.engine != "SGLang":
             return False
