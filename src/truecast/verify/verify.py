@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from truecast.checkpoint.journal import MANIFEST
@@ -20,7 +21,7 @@ from truecast.verify.report import Failures, Report
 from truecast.verify.rules import Rules
 from truecast.verify.shard import ShardJob, ShardResult, verify_shard
 from truecast.verify.tree import check_files, open_optional, open_suspect
-from truecast.verify.twins import check_twins
+from truecast.verify.twins import check_need, check_twins, group_twins, watched
 
 Progress = Callable[[str, int, int], None]
 """Told ``(stage, bytes done since the last call, bytes of the whole stage)``."""
@@ -58,13 +59,16 @@ def verify(
     _check_input_scales(pairing, dropped, failures)
     report.counts.source_tensors, report.counts.out_tensors = len(source.tensors), len(target.tensors)
 
+    family = find_family(source.config, source.tensors)
+    groups = group_twins(family, pairing.pairs) if rules.inexact else []
+    rules = replace(rules, watched=watched(groups, rules.inexact))
     results = _run(source, target, pairing, rules, jobs, certificate is not None, progress)
     for result in results:
         report.counts.add(result.counts)
         report.inexact += result.inexact
         failures.extend(result.failures.kept, result.failures.total)
     scales = {name: scale for r in results for name, scale in r.globals.items()}
-    family = find_family(source.config, source.tensors)
+    check_need(groups, rules.inexact, scales, {name for r in results for name in r.deciding}, failures)
     report.notes += check_twins(family, pairing.pairs, scales, rules.canonical, failures)
     if manifest is not None:
         report.counts.bytes_read += check_files(target, manifest, {r.file: r.sha256 for r in results}, failures)
