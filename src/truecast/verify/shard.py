@@ -19,7 +19,7 @@ from truecast.verify.pairing import Copy, Pair
 from truecast.verify.reader import CHUNK_BYTES, CountingFile, HashingFile, open_files, same_ranges
 from truecast.verify.report import Counts, Failures, Inexact
 from truecast.verify.rules import Rules
-from truecast.verify.stored import Packed, PlainRows, Read, load_bias, load_packed, load_scalar, open_bf16
+from truecast.verify.stored import Packed, PlainRows, Read, load_bias, load_packed, load_scalar, odd_bias, open_bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +163,11 @@ def _changed(compared: MatrixResult) -> int:
 
 
 def _verify_bias(pair: Pair, read_source: Read, read_out: Read, result: ShardResult) -> bytes | None:
+    if odd_bias(pair.out):
+        tensor = pair.out.parts["bias"].tensor
+        why = f"is {tensor.dtype}, whose elements are no whole bytes: no bias"
+        result.failures.add("shape", why, file=tensor.file, tensor=tensor.name)
+        return None
     before, after = load_bias(pair.source, read_source), load_bias(pair.out, read_out)
     if before is None and after is None:
         return None
