@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from truecast.checkpoint.files import ByteFile
 from truecast.checkpoint.header import TensorInfo
+from truecast.errors import InputError
 
 U8 = NDArray[np.uint8]
 
@@ -102,6 +103,7 @@ def read_view(view: View, file: ByteFile) -> U8:
     """Stored bytes of a view, one row of bytes per row of the matrix. Shape: ``[rows, bytes a row]`` uint8.
 
     A scalar, or one entry of a vector, is a single row; an entry of a bias is one row an element.
+    Raises: InputError where a row is no whole number of bytes.
     """
     tensor, shape = view.tensor, view.tensor.shape
     start, size = tensor.start, tensor.nbytes
@@ -109,7 +111,12 @@ def read_view(view: View, file: ByteFile) -> U8:
         size //= shape[0]
         start += view.entry * size
         shape = shape[1:]
-    data = np.frombuffer(file.read(start, start + size), dtype=np.uint8).reshape(shape[0] if shape else 1, -1)
+    rows = shape[0] if shape else 1
+    if rows == 0 or size % rows:
+        raise InputError(
+            f"a row of {tensor.dtype} {list(tensor.shape)} is no whole number of bytes", where=tensor.where
+        )
+    data = np.frombuffer(file.read(start, start + size), dtype=np.uint8).reshape(rows, -1)
     if view.transposed:
         data = data.T
     if view.row_step != 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import ByteFile
+from truecast.checkpoint.files import ByteFile, LocalFile
 from truecast.checkpoint.header import TensorInfo
 from truecast.errors import InputError
 from truecast.layouts import LAYOUTS
@@ -19,8 +19,11 @@ from truecast.layouts.recognise import recognise
 from truecast.verify.certificate import SCHEMA, bias_sha256, canonical_form, stored_sha256
 from truecast.verify.reader import CHUNK_BYTES, open_files
 from truecast.verify.report import Failures, Report
-from truecast.verify.stored import Packed, PlainRows, Read, Stored, load_bias, load_packed, open_bf16
+from truecast.verify.stored import Packed, PlainRows, Read, Stored, load_bias, load_packed, odd_bias, open_bf16
 from truecast.verify.tree import open_suspect
+
+MAX_BYTES = 4 << 30
+"""No certificate is larger: a sparse file of any size must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +37,72 @@ class Certificate:
 def read_certificate(path: Path) -> Certificate:
     """Read a certificate. Raises: InputError if it is none."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(_read(path))
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema is {document['schema']!r}, not {SCHEMA}")
-        sections = [{str(e["name"]): _checked(e, key) for e in document[key]} for key in ("matrices", "tensors")]
-    except OSError as error:
-        raise InputError(f"cannot read: {error.strerror}", where=str(path)) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        matrices = _by_name(document["matrices"], _check_matrix_entry)
+        tensors = _by_name(document["tensors"], _check_tensor_entry)
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise InputError(f"is no certificate: {error!r}", where=str(path)) from None
-    return Certificate(*sections)
+    return Certificate(matrices, tensors)
 
 
-def _checked(entry: dict[str, Any], section: str) -> dict[str, Any]:
-    if section == "tensors":
-        entry["sha256"], entry["dtype"], entry["shape"]
-        return entry
-    for side in ("source", "out"):
-        entry[side]["layout"], entry[side]["sha256"]
-    entry["canonical"]["dtype"], entry["canonical"]["sha256"], entry["rows"], entry["cols"]
-    return entry
+def _read(path: Path) -> bytes:
+    file = LocalFile(path)
+    try:
+        if file.size > MAX_BYTES:
+            raise InputError(f"has {file.size} bytes, more than any certificate ({MAX_BYTES})", where=str(path))
+        return file.read(0, file.size)
+    finally:
+        file.close()
+
+
+def _by_name(entries: Any, check: Callable[[dict[str, Any]], None]) -> dict[str, dict[str, Any]]:
+    known: dict[str, dict[str, Any]] = {}
+    for entry in _typed(entries, list):
+        check(_typed(entry, dict))
+        name = _typed(entry["name"], str)
+        if name in known:
+            raise ValueError(f"two entries are named {name!r}")
+        known[name] = entry
+    return known
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+    return value
+
+
+def _number(value: Any, least: int) -> None:
+    if _typed(value, int) < least:
+        raise ValueError(f"{value} is less than {least}")
+
+
+def _check_tensor_entry(entry: dict[str, Any]) -> None:
+    for key in ("sha256", "dtype"):
+        _typed(entry[key], str)
+    for size in _typed(entry["shape"], list):
+        _number(size, 0)
+
+
+def _check_matrix_entry(entry: dict[str, Any]) -> None:
+    source, out = _typed(entry["source"], dict), _typed(entry["out"], dict)
+    for side in (source, out):
+        _typed(side["sha256"], str)
+        if _typed(side["layout"], str) not in LAYOUTS:
+            raise ValueError(f"layout {side['layout']!r} is unknown")
+    for form in (entry["canonical"], out.get("canonical", entry["canonical"])):
+        _typed(_typed(form, dict)["dtype"], str), _typed(form["sha256"], str)
+    _number(entry["rows"], 1)
+    _number(entry["cols"], 1)
+    for owner, key in ((entry, "bias"), (out, "name"), (out, "tensor"), (out, "bias_tensor")):
+        _typed(owner.get(key, ""), str)
+    for key, least in (("entry", 0), ("row_start", 0), ("row_step", 1)):
+        _number(out.get(key, least), least)
+    _typed(out.get("transposed", False), bool)
+    if ("tensor" in out) != (LAYOUTS[out["layout"]].FORMAT == "bf16"):
+        raise ValueError(f"layout {out['layout']} does not go with the place that is given")
 
 
 def verify_against(
@@ -95,17 +145,32 @@ def _find(entry: dict[str, Any], sides: dict[str, Stored], tensors: dict[str, Te
         if name in sides:
             return sides[name]
     weight = tensors.get(entry["out"].get("tensor", ""))
-    if weight is None or weight.dtype != "BF16" or entry["out"]["layout"] not in LAYOUTS:
+    if weight is None or weight.dtype != "BF16":
         return None
     where = entry["out"]
     view = View(
         weight, where.get("entry"), where.get("row_start", 0), where.get("row_step", 1), where.get("transposed", False)
     )
+    if _shape(view) != (entry["rows"], entry["cols"]):
+        return None
     parts = {"weight": view}
     bias = tensors.get(where.get("bias_tensor", ""))
-    if bias is not None:
+    if bias is not None and bias.shape == (*weight.shape[: view.entry is not None], entry["rows"] * view.row_step):
         parts["bias"] = View(bias, view.entry, view.row_start, view.row_step)
     return Stored(entry["name"], where["layout"], entry["rows"], entry["cols"], parts, entry["name"])
+
+
+def _shape(view: View) -> tuple[int, ...]:
+    """Rows and columns of the matrix that a view of a BF16 tensor gives; something else if it gives none."""
+    shape = view.tensor.shape
+    if view.entry is not None:
+        if not shape or view.entry >= shape[0]:
+            return ()
+        shape = shape[1:]
+    if len(shape) != 2:
+        return ()
+    rows, cols = reversed(shape) if view.transposed else shape
+    return len(range(view.row_start, rows, view.row_step)), cols
 
 
 def _owners(here: dict[str, Stored | None]) -> dict[str, list[str]]:
@@ -162,6 +227,9 @@ def _check_matrix(entry: dict[str, Any], stored: Stored | None, read: Read, repo
         fail("its scales are no positive, finite numbers")
     elif canonical_form(matrix) not in [_canonical(entry, side) for side in sides]:
         fail("its values do not have the certified canonical sha256")
+    if odd_bias(stored):
+        fail("its bias is of a dtype whose elements are no whole bytes")
+        return
     bias = load_bias(stored, read)
     if (bias_sha256(bias) if bias is not None else None) != entry.get("bias"):
         fail("its bias does not have the certified sha256")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -28,8 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast import __version__
+from truecast.checkpoint.files import LocalFile
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.writer import write_file
+from truecast.errors import InputError
 from truecast.formats import packing
 from truecast.verify.canonical import byte_pairs, expand_pairs
 from truecast.verify.report import Counts
@@ -145,6 +148,19 @@ def write_certificate(
         rows = ",\n".join(_line(entry) for entry in sorted(listed, key=lambda e: str(e["name"])))
         lines.append(f'"{key}": [\n{rows}\n]' if rows else f'"{key}": []')
     write_file(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def is_certificate(path: Path) -> bool:
+    """Does this file begin as a certificate does?"""
+    try:
+        file = LocalFile(path)
+    except InputError:
+        return False
+    try:
+        start = file.read(0, min(file.size, 4096))
+    finally:
+        file.close()
+    return re.match(rb'\s*\{\s*"schema"\s*:\s*"truecast\.certificate/', start) is not None
 
 
 def _line(value: Any) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from truecast.errors import InputError
 from truecast.formats import e4m3, e8m0, packing
 from truecast.verify.canonical import equal_values, odd_parts
-from truecast.verify.inexact import squared_errors, wrongly_rounded
+from truecast.verify.inexact import best_possible, own_errors, squared_errors, wrongly_rounded
 from truecast.verify.matrix import First, MatrixResult
 from truecast.verify.report import Inexact
 from truecast.verify.rules import Rules
@@ -26,6 +26,7 @@ from truecast.verify.stored import Packed
 U8 = NDArray[np.uint8]
 
 _CHUNK = 8192  # half blocks decoded at a time
+_DECIDING = 256  # half blocks asked at a time whether they need the global scale
 
 
 def check_source(source: Packed) -> None:
@@ -84,6 +85,24 @@ def global_exponent(packed: Packed) -> int | None:
     if odd != 1:
         return None
     return -power if packed.stored.divides else power
+
+
+def decides_global_scale(source: Packed, out: Packed) -> bool:
+    """Would a half block be clipped under half this global scale? Then the global scale is no larger than needed.
+
+    Looks only at half blocks of the largest scales, and at no more than the first that decides.
+    """
+    m = None if out.global_scale is None or source.global_scale is not None else global_exponent(out)
+    if m is None:
+        return False
+    top = np.flatnonzero(np.repeat(source.scale.astype(np.int64) - e8m0.BIAS >= m + e4m3.MAX_POW2, 2, axis=1))
+    per_row = source.stored.cols // 16
+    for start in range(0, top.size, _DECIDING):
+        index = top[start : start + _DECIDING]
+        k = e8m0.exponents(source.scale[index // per_row, index % per_row // 2]).astype(np.int64)
+        if not best_possible(packing.unpack_nibbles(source.half_block_codes(index)), k - (m - 1))[0].all():
+            return True
+    return False
 
 
 def all_zero(packed: Packed) -> bool:
@@ -292,11 +311,16 @@ def _accept_listed(
     j = (chunk.out_scale[accepted][:, None], chunk.out_codes[accepted])
     errors = squared_errors(source.table, i, out.table, j)
     wrong_code = wrongly_rounded(source.table, i, out.table, j)
-    for place, error, wrong in zip([p for p in places if p in listed], errors, wrong_code, strict=True):
+    avoidable = _avoidable(source, out, chunk, accepted)
+    for place, error, wrong, fault in zip(
+        [p for p in places if p in listed], errors, wrong_code, avoidable, strict=True
+    ):
         seen.add(place)
         result.inexact.append(Inexact(out.stored.name, *place, float(error)))
         said = listed[place]
-        if not (said == error or abs(said - error) <= 1e-9 * abs(error)):
+        if fault:
+            result.fail("inexact", "codes", fault, *place)
+        elif not (said == error or abs(said - error) <= 1e-9 * abs(error) < float("inf")):
             why = f"squared error of this inexact half block is {float(error)!r}, the manifest says {said!r}"
             result.fail("inexact", "codes", why, *place)
         elif wrong >= 0:
@@ -304,6 +328,27 @@ def _accept_listed(
             result.fail("inexact", "codes", why, place[0], place[1] + int(wrong))
     result.counts.inexact_half_blocks += len(accepted)
     return np.asarray(faulty[~known])
+
+
+def _avoidable(source: Packed, out: Packed, chunk: _HalfBlocks, accepted: NDArray[np.int64]) -> list[str]:
+    """Why the loss in each of these half blocks need not have been; empty where it had to be, and is the least."""
+    m = None if out.global_scale is None or source.global_scale is not None else global_exponent(out)
+    if m is None:
+        why = "only a cast from MXFP4 to NVFP4 under a power of two may list inexact half blocks"
+        return [why] * accepted.size
+    codes, scale = chunk.source_codes[accepted], chunk.out_scale[accepted]
+    d = e8m0.exponents(chunk.source_scale[accepted]).astype(np.int64) - m
+    possible, least = best_possible(codes, d)
+    own = own_errors(codes, d, chunk.out_codes[accepted], scale)
+    reasons = []
+    for exact, clipped, worse in zip(possible, d > e4m3.MAX_POW2, own > least * (1 + 1e-9), strict=True):
+        if exact:
+            reasons.append("the manifest lists this half block as inexact, but it could be exact")
+        elif clipped:
+            reasons.append("this half block is clipped: the global scale is smaller than it needs")
+        else:
+            reasons.append("another block scale would give this inexact half block a smaller error" if worse else "")
+    return reasons
 
 
 def _check_global_scale(source: Packed, out: Packed, result: MatrixResult) -> None:

@@ -15,6 +15,8 @@ from truecast.verify.report import Failures
 from truecast.verify.rules import Place, Rules
 
 SCHEMA = "truecast.manifest/1"
+MAX_BYTES = 1 << 30
+"""No manifest is larger: a sparse file of any size must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,9 @@ class Manifest:
 
 def read_manifest(file: ByteFile, failures: Failures) -> Manifest | None:
     """Read and check a manifest; whatever is wrong with it is a failure, and then it is not used (None)."""
+    if file.size > MAX_BYTES:
+        failures.add("manifest", f"has {file.size} bytes, more than any manifest ({MAX_BYTES})", file=MANIFEST)
+        return None
     raw = file.read(0, file.size)
     try:
         document = json.loads(raw.decode("utf-8"))
@@ -45,7 +50,7 @@ def read_manifest(file: ByteFile, failures: Failures) -> Manifest | None:
             raise ValueError(f"is no {SCHEMA} document")
         _check_own_hash(document, raw)
         return _parse(document)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         failures.add("manifest", f"is damaged: {why}", file=MANIFEST)
         return None

@@ -54,14 +54,13 @@ def pair_up(
     source: Contents,
     out_tensors: Mapping[str, TensorInfo],
     out: Contents,
-    dropped: Mapping[str, str],
     unreadable: bool,
     failures: Failures,
 ) -> Pairing:
     """Find the partner of everything.
 
-    ``dropped``: source tensors that the manifest declares dropped. ``unreadable``: some output shard could not be
-    read, so that missing tensors are told together rather than one by one.
+    ``unreadable``: some output shard could not be read, so that missing tensors are told together rather than one by
+    one.
     """
     pairing = Pairing()
     missing: list[tuple[str, str]] = []
@@ -69,8 +68,8 @@ def pair_up(
         partner = out_tensors.get(tensor.name)
         if partner is not None:
             pairing.copies.append(Copy(tensor, partner))
-        elif tensor.name not in dropped:
-            missing.append((tensor.name, "is in the source, but not in the output, nor declared dropped"))
+        else:
+            missing.append((tensor.name, "is in the source, but not in the output"))
     matrices = {name: m for name, m in out.matrices.items() if name in source.matrices}
     matrices |= _respelled([m for name, m in source.matrices.items() if name not in matrices], out)
     found = {name: _without(replace(Stored.of(m), name=name), source.plain) for name, m in matrices.items()}

@@ -15,13 +15,15 @@ class Rules:
 
     ``allow_inexact``: values may have changed where the manifest says so. ``inexact``: the listed half blocks of each
     matrix with their squared error; ``rounded``: matrices that may be rounded as a whole (BF16, or a global scale
-    turned from multiplier to divisor), with the number of elements or half blocks.
+    turned from multiplier to divisor), with the number of elements or half blocks. ``watched``: matrices that share a
+    global scale with one that has listed half blocks.
     """
 
     canonical: bool = False
     allow_inexact: bool = False
     inexact: Mapping[str, Mapping[Place, float]] = field(default_factory=dict)
     rounded: Mapping[str, int] = field(default_factory=dict)
+    watched: frozenset[str] = frozenset()
 
     def of(self, names: set[str]) -> Rules:
         """The part that concerns these matrices."""
@@ -30,4 +32,5 @@ class Rules:
             self.allow_inexact,
             {k: v for k, v in self.inexact.items() if k in names},
             {k: v for k, v in self.rounded.items() if k in names},
+            self.watched & names,
         )

@@ -12,14 +12,14 @@ import numpy as np
 from truecast.checkpoint.files import Opener
 from truecast.checkpoint.header import BITS
 from truecast.verify.certificate import matrix_entry, tensor_entry
-from truecast.verify.compare import all_zero, compare_packed
+from truecast.verify.compare import all_zero, compare_packed, decides_global_scale
 from truecast.verify.compare_bf16 import compare_bf16
 from truecast.verify.matrix import MatrixResult
 from truecast.verify.pairing import Copy, Pair
 from truecast.verify.reader import CHUNK_BYTES, CountingFile, HashingFile, open_files, same_ranges
 from truecast.verify.report import Counts, Failures, Inexact
 from truecast.verify.rules import Rules
-from truecast.verify.stored import Packed, PlainRows, Read, load_bias, load_packed, load_scalar, open_bf16
+from truecast.verify.stored import Packed, PlainRows, Read, load_bias, load_packed, load_scalar, odd_bias, open_bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,10 @@ class ShardJob:
 
 @dataclass(slots=True)
 class ShardResult:
-    """What came of one file. ``globals``: matrix -> bits of its global scale, and whether it is all zero."""
+    """What came of one file. ``globals``: matrix -> bits of its global scale, and whether it is all zero.
+
+    ``deciding``: watched matrices that need their global scale to be as large as it is.
+    """
 
     file: str
     sha256: str = ""
@@ -44,6 +47,7 @@ class ShardResult:
     failures: Failures = field(default_factory=Failures)
     inexact: list[Inexact] = field(default_factory=list)
     globals: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    deciding: set[str] = field(default_factory=set)
     entries: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Certificate entries: ``("matrices" | "tensors", entry)``."""
 
@@ -133,6 +137,9 @@ def _verify_pair(pair: Pair, read_source: Read, read_out: Read, job: ShardJob, r
         compared = compare_packed(source, out, job.rules, same_codes)
         if out.global_scale is not None:
             result.globals[pair.out.name] = int(out.global_scale.view(np.uint32)), all_zero(out)
+            usable = not any(f.kind == "global_scale" for f in compared.failures)
+            if pair.out.name in job.rules.watched and usable and decides_global_scale(source, out):
+                result.deciding.add(pair.out.name)
     result.counts.add(compared.counts)
     result.inexact += compared.inexact
     result.failures.extend(compared.failures)
@@ -156,6 +163,11 @@ def _changed(compared: MatrixResult) -> int:
 
 
 def _verify_bias(pair: Pair, read_source: Read, read_out: Read, result: ShardResult) -> bytes | None:
+    if odd_bias(pair.out):
+        tensor = pair.out.parts["bias"].tensor
+        why = f"is {tensor.dtype}, whose elements are no whole bytes: no bias"
+        result.failures.add("shape", why, file=tensor.file, tensor=tensor.name)
+        return None
     before, after = load_bias(pair.source, read_source), load_bias(pair.out, read_out)
     if before is None and after is None:
         return None

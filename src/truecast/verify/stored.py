@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.checkpoint.files import ByteFile
+from truecast.checkpoint.header import BITS
 from truecast.layouts import LAYOUTS
 from truecast.layouts.base import Matrix, View, read_view
 from truecast.verify.canonical import ValueTable, mxfp4_table, nvfp4_table
@@ -132,6 +133,11 @@ def load_scalar(stored: Stored, role: str, read: Read) -> np.float32 | None:
     if role not in stored.parts:
         return None
     return np.float32(_part(stored, role, read).view("<f4")[0, 0])
+
+
+def odd_bias(stored: Stored) -> bool:
+    """Is the bias of a dtype whose elements are no whole bytes?"""
+    return "bias" in stored.parts and BITS[stored.parts["bias"].tensor.dtype] % 8 != 0
 
 
 def load_bias(stored: Stored, read: Read) -> bytes | None:

@@ -150,5 +150,6 @@ def _present(out: Checkpoint) -> Iterable[str]:
     for root, folders, files in os.walk(folder):
         if Path(root) == folder:
             folders[:] = [f for f in folders if f not in _NOT_CONTENT]
-        found += [Path(root, f).relative_to(folder).as_posix() for f in files]
+        links = [f for f in folders if Path(root, f).is_symlink()]  # not walked into
+        found += [Path(root, f).relative_to(folder).as_posix() for f in (*files, *links)]
     return found

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from truecast.checkpoint.journal import MANIFEST
 from truecast.checkpoint.pool import run_jobs
 from truecast.checkpoint.source import Checkpoint, open_checkpoint
-from truecast.errors import InputError, UsageError
+from truecast.errors import InputError, RefusedError, UsageError
 from truecast.families import find_family
-from truecast.layouts.recognise import recognise
-from truecast.verify.certificate import CERTIFICATE, Entries, write_certificate
+from truecast.layouts.recognise import Contents, recognise
+from truecast.verify.certificate import CERTIFICATE, Entries, is_certificate, write_certificate
 from truecast.verify.manifest import Manifest, read_manifest
 from truecast.verify.pairing import Copy, Pair, Pairing, pair_up
 from truecast.verify.report import Failures, Report
 from truecast.verify.rules import Rules
 from truecast.verify.shard import ShardJob, ShardResult, verify_shard
 from truecast.verify.tree import check_files, open_optional, open_suspect
-from truecast.verify.twins import check_twins
+from truecast.verify.twins import check_need, check_twins, group_twins, watched
 
 Progress = Callable[[str, int, int], None]
 """Told ``(stage, bytes done since the last call, bytes of the whole stage)``."""
@@ -41,8 +42,9 @@ def verify(
     each file is read once. ``certificate`` is written if the proof holds.
 
     Raises: InputError for a faulty source, or if there is nothing at ``out``: a faulty output is a failure instead.
+    UsageError or RefusedError for a certificate that would overwrite a part of either side, or another's file.
     """
-    _check_certificate_path(out, certificate)
+    _check_certificate_path(src, out, certificate)
     source = open_checkpoint(src)
     contents = recognise(source.tensors)
     report = Report()
@@ -50,21 +52,26 @@ def verify(
     target = open_suspect(out, failures)
     unreadable = failures.total > 0
     manifest = _manifest(source, target, report)
+    _check_unlisted(target, manifest, certificate)
     ours = manifest is not None and manifest.fingerprint == source.fingerprint()
     rules = manifest.rules if manifest and ours else Rules()
     dropped = manifest.dropped if manifest and ours else {}
     found = recognise(target.tensors, lambda error: _note_fault(error, failures))
-    pairing = pair_up(contents, target.tensors, found, dropped, unreadable, failures)
+    pairing = pair_up(contents, target.tensors, found, unreadable, failures)
+    _check_dropped(contents, dropped, failures)
     _check_input_scales(pairing, dropped, failures)
     report.counts.source_tensors, report.counts.out_tensors = len(source.tensors), len(target.tensors)
 
+    family = find_family(source.config, source.tensors)
+    groups = group_twins(family, pairing.pairs) if rules.inexact else []
+    rules = replace(rules, watched=watched(groups, rules.inexact))
     results = _run(source, target, pairing, rules, jobs, certificate is not None, progress)
     for result in results:
         report.counts.add(result.counts)
         report.inexact += result.inexact
         failures.extend(result.failures.kept, result.failures.total)
     scales = {name: scale for r in results for name, scale in r.globals.items()}
-    family = find_family(source.config, source.tensors)
+    check_need(groups, rules.inexact, scales, {name for r in results for name in r.deciding}, failures)
     report.notes += check_twins(family, pairing.pairs, scales, rules.canonical, failures)
     if manifest is not None:
         report.counts.bytes_read += check_files(target, manifest, {r.file: r.sha256 for r in results}, failures)
@@ -78,20 +85,42 @@ def verify(
     return report
 
 
-def _check_certificate_path(out: str | os.PathLike[str], certificate: Path | None) -> None:
-    if certificate is None or "://" in os.fspath(out):
+def _check_certificate_path(src: str | os.PathLike[str], out: str | os.PathLike[str], certificate: Path | None) -> None:
+    if certificate is None:
         return
-    folder, path = Path(out).resolve(), certificate.resolve()
-    if folder in path.parents and path != folder / CERTIFICATE:
+    path = certificate.resolve()
+    if "://" not in os.fspath(out):
+        folder = Path(out).resolve()
+        if folder in (path, *path.parents) and path != folder / CERTIFICATE:
+            raise UsageError(
+                "a certificate inside the output would be a file that its manifest does not list",
+                where=str(certificate),
+                fix=f"write it elsewhere, or as {folder / CERTIFICATE}",
+            )
+    if "://" not in os.fspath(src) and Path(src).resolve() in (path, *path.parents):
+        raise UsageError("a certificate is not written into the source", where=str(certificate), fix="write elsewhere")
+    if os.path.lexists(path) and not is_certificate(path):
+        raise RefusedError(
+            "is there already, and no truecast certificate", where=str(certificate), fix="name another file"
+        )
+
+
+def _check_unlisted(target: Checkpoint, manifest: Manifest | None, certificate: Path | None) -> None:
+    """A file that came along from the source under the certificate's name is not overwritten."""
+    folder = target.local_path
+    if certificate is None or folder is None or manifest is None or CERTIFICATE not in manifest.files:
+        return
+    if certificate.resolve() == folder.resolve() / CERTIFICATE:
         raise UsageError(
-            "a certificate inside the output would be a file that its manifest does not list",
-            where=str(certificate),
-            fix=f"write it elsewhere, or as {folder / CERTIFICATE}",
+            "the manifest lists this file as part of the checkpoint", where=str(certificate), fix="write elsewhere"
         )
 
 
 def _manifest(source: Checkpoint, target: Checkpoint, report: Report) -> Manifest | None:
     file = open_optional(target, MANIFEST)
+    if file is None and target.local_path is not None and os.path.lexists(target.local_path / MANIFEST):
+        report.failures.add("manifest", "is there, but no regular file that can be read", file=MANIFEST)
+        return None
     if file is None:
         report.notes.append(f"there is no {MANIFEST}: values are compared, files are not held against recorded hashes")
         return None
@@ -111,6 +140,13 @@ def _manifest(source: Checkpoint, target: Checkpoint, report: Report) -> Manifes
 def _note_fault(error: InputError, failures: Failures) -> None:
     tensor, _, file = error.where.rpartition(" in ")
     failures.add("shape", error.problem, file=file, tensor=tensor)
+
+
+def _check_dropped(contents: Contents, dropped: Mapping[str, str], failures: Failures) -> None:
+    """A weight-only target loses activation scales of matrices; nothing else may be declared dropped."""
+    scales = {m.input_scale.tensor.name for m in contents.matrices.values() if m.input_scale is not None}
+    for name in sorted(dropped.keys() - scales):
+        failures.add("manifest", "declares a tensor dropped that is no activation scale", file=MANIFEST, tensor=name)
 
 
 def _check_input_scales(pairing: Pairing, dropped: dict[str, str], failures: Failures) -> None:
