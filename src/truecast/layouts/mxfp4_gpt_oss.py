@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from truecast.checkpoint.header import BITS, TensorInfo
+from truecast.checkpoint.header import TensorInfo
 from truecast.layouts.base import Matrix, OutTensor, View
-from truecast.layouts.stacked import MEMBERS, stack_experts
+from truecast.layouts.stacked import MEMBERS, is_stacked_bias, slots, stack_experts
 
 NAME = "mxfp4-gpt-oss"
 FORMAT = "mxfp4"
@@ -37,12 +37,11 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
         return []
     if scale is None or scale.dtype not in ("U8", "F8_E8M0") or scale.shape != tensor.shape[:3]:
         return []
-    if bias is not None and (bias.shape != (experts, stacked_rows) or BITS[bias.dtype] < 8):
+    if bias is not None and not is_stacked_bias(bias, experts, stacked_rows):
         return []
-    step = len(names)
     return [
         Matrix(
-            name=f"{bank}.{expert}.{name}",
+            name=name,
             layout=NAME,
             rows=stacked_rows // step,
             cols=blocks * 32,
@@ -50,8 +49,7 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
             scale=View(scale, expert, start, step),
             bias=View(bias, expert, start, step) if bias is not None else None,
         )
-        for expert in range(experts)
-        for start, name in enumerate(names)
+        for name, expert, start, step in slots(bank, projection, experts)
     ]
 
 

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from truecast.checkpoint.header import BITS, TensorInfo
+from truecast.checkpoint.header import TensorInfo
 from truecast.layouts import nvfp4_modelopt
 from truecast.layouts.base import Matrix, OutTensor, View
-from truecast.layouts.stacked import MEMBERS, stack_experts
+from truecast.layouts.stacked import MEMBERS, is_stacked_bias, slots, stack_experts
 
 NAME = "nvfp4-modelopt-stacked"
 FORMAT = "nvfp4"
 DIALECT = "modelopt"
 STACKED = True
+
+_SCALARS = (("F32", ()), ("F32", (1,)))
 
 
 def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]:
@@ -38,14 +40,13 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
         return []
     if scale is None or scale.dtype != "F8_E4M3" or scale.shape != (experts, half_cols // 8, stacked_rows):
         return []
-    if global_scale is None or global_scale.dtype != "F32" or global_scale.shape not in ((), (1,)):
+    if global_scale is None or any(s and (s.dtype, s.shape) not in _SCALARS for s in (global_scale, input_scale)):
         return []
-    if bias is not None and (bias.shape != (experts, stacked_rows) or BITS[bias.dtype] < 8):
+    if bias is not None and not is_stacked_bias(bias, experts, stacked_rows):
         return []
-    step = len(names)
     return [
         Matrix(
-            name=f"{bank}.{expert}.{name}",
+            name=name,
             layout=NAME,
             rows=stacked_rows // step,
             cols=half_cols * 2,
@@ -55,8 +56,7 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
             input_scale=View(input_scale) if input_scale is not None else None,
             bias=View(bias, expert, start, step) if bias is not None else None,
         )
-        for expert in range(experts)
-        for start, name in enumerate(names)
+        for name, expert, start, step in slots(bank, projection, experts)
     ]
 
 

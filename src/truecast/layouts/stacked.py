@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from truecast.checkpoint.header import BITS, TensorInfo
 from truecast.errors import InputError
 from truecast.layouts.base import Matrix
 
@@ -16,6 +17,19 @@ MEMBERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 """Stacked projection -> the matrices interleaved in its rows: gate in the even rows, up in the odd ones."""
 
 _SPELLINGS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def slots(bank: str, projection: str, experts: int) -> Iterator[tuple[str, int, int, int]]:
+    """The matrices of a stacked projection: ``(name, expert, first row, every n-th row)``."""
+    names = MEMBERS[projection]
+    for expert in range(experts):
+        for start, name in enumerate(names):
+            yield f"{bank}.{expert}.{name}", expert, start, len(names)
+
+
+def is_stacked_bias(bias: TensorInfo, experts: int, rows: int) -> bool:
+    """Can this tensor be the biases of a stacked projection? Shape ``[E, rows]``, whole bytes an element."""
+    return bias.shape == (experts, rows) and BITS[bias.dtype] >= 8
 
 
 def stack_experts(matrices: Sequence[Matrix]) -> Iterator[tuple[str, str, tuple[tuple[Matrix, ...], ...]]]:
