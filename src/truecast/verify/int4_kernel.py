@@ -30,7 +30,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 
-GROUPS, EXACT, ZERO, NEGATIVE, NEAREST, UNBEATEN, OTHER_SCALES, ILLEGAL, WRONG_CODES, BEATEN, MIRRORED, ODD_ZERO = range(12)
+GROUPS, EXACT, ZERO, NEGATIVE, NEAREST, UNBEATEN, OTHER_SCALES, ILLEGAL, WRONG_CODES, BEATEN, MIRRORED, ODD_ZERO = (
+    range(12)
+)
 """Places in ``counts``. The last five come with a first place each, in ``firsts``."""
 
 TALLIES = 12
