@@ -17,7 +17,7 @@ def bf16_bits(values: F64) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
     What lies beyond the largest finite value becomes infinity.
     """
     magnitude = np.abs(values)
-    binade = np.maximum(np.frexp(magnitude)[1].astype(np.int64) - 1, -126)  # below it steps stay 2^-133
+    binade = _binade(magnitude, -126)  # below it steps stay 2^-133
     steps = np.rint(np.ldexp(magnitude, (7 - binade).astype(np.int32)))  # scaling by powers of two is exact here
     exact = np.ldexp(steps, (binade - 7).astype(np.int32)) == magnitude
     bits = ((binade + 126) << 7) + steps.astype(np.int64)
@@ -29,7 +29,13 @@ def bf16_bits(values: F64) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
 def e4m3_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """E4M3 bytes of finite float32 values; beyond 448 the largest. Shapes: ``[...]``."""
     magnitude = np.minimum(np.abs(values.astype(np.float64)), 512.0)
-    binade = np.maximum(np.frexp(magnitude)[1].astype(np.int64) - 1, -6)  # below it steps stay 2^-9
+    binade = _binade(magnitude, -6)  # below it steps stay 2^-9
     steps = np.rint(np.ldexp(magnitude, (3 - binade).astype(np.int32))).astype(np.int64)
     byte = np.minimum(((binade + 6) << 3) + steps, _LARGEST)
     return np.asarray(byte | (np.signbit(values).astype(np.int64) << 7), dtype=np.uint8)
+
+
+def _binade(magnitude: F64, least: int) -> NDArray[np.int64]:
+    """Exponent of the power of two at or below each number, no less than ``least``; that for zero too."""
+    exponent = np.frexp(magnitude)[1].astype(np.int64) - 1
+    return np.where(magnitude == 0, least, np.maximum(exponent, least))

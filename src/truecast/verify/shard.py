@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from truecast.checkpoint.files import Opener
 from truecast.checkpoint.header import BITS
@@ -185,11 +186,7 @@ def _compare(
         if isinstance(out, PlainRows):
             return compare_bf16(source, out, rules)
         if kinds == ("mxfp4", "w4afp8"):
-            vector = job.weights.get(out.stored.name)
-            cols = out.stored.cols
-            return compare_int4(
-                source, out, rules, None if vector is None else integer_weights(out.stored.name, vector, cols)
-            )
+            return compare_int4(source, out, rules, _weights(out.stored, job))
         if kinds == ("mxfp4", "fp8"):
             return compare_fp8(source, out, rules)
     elif isinstance(out, PlainRows):
@@ -201,6 +198,13 @@ def _compare(
     result = MatrixResult(out.stored)
     result.fail("shape", "codes", f"is {kinds[1]}, which is not held against {kinds[0]}, as the source has it")
     return result
+
+
+def _weights(out: Stored, job: ShardJob) -> NDArray[np.int64] | None:
+    """The integer weights of a matrix, if the manifest says that there were any and they are at hand."""
+    vector = job.weights.get(out.name)
+    weighted = job.rules.int4 is not None and job.rules.int4.weighted
+    return integer_weights(out.name, vector, out.cols) if weighted and vector is not None else None
 
 
 def _book(compared: MatrixResult, result: ShardResult) -> None:
