@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from truecast.cli.output import add_jobs, gigabytes, print_result, progress
+from truecast.cli.quality import render_quality
 from truecast.errors import UsageError
 from truecast.verify import Report, verify, verify_against
 
@@ -60,9 +61,16 @@ def _render(console: Console, result: Report) -> None:
         console.print(f"      and {result.failures.total - SHOWN:,} more")
     for note in result.notes:
         console.print(f"note  {note}", markup=False)
+    quality = result.quality
+    if quality.matrices:
+        render_quality(console, quality.document())
     counts = result.counts
     verdict = "PASS" if result.ok else f"FAIL  {result.failures.total:,} faults;"
-    if result.ok and counts.inexact_half_blocks:
+    if result.ok and quality.matrices:
+        kinds = [f"{f.matrices:,} {kind}" for kind, f in (("INT4", quality.int4), ("FP8", quality.fp8)) if f.matrices]
+        held = "as the manifest declares" if result.manifest_checked else "of which nothing is declared"
+        verdict = f"PASS, WITH LOSS: {' and '.join(kinds)} matrices approximate the source, {held};"
+    elif result.ok and counts.inexact_half_blocks:
         verdict = f"PASS, NOT EXACT: {counts.inexact_half_blocks:,} half blocks changed as the manifest declares;"
     elif result.ok and counts.inexact_elements:
         verdict = f"PASS, NOT EXACT: {counts.inexact_elements:,} elements rounded as the manifest declares;"
