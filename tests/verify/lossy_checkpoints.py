@@ -217,12 +217,12 @@ def aligned(tensors: Tensors) -> Tensors:
 
 
 def write_manifest(
-    src: Path, out: Path, target: str, dialect: str, method: str, weights: Any, claims: dict[str, Any], **more: Any
+    src: Path, out: Path, form: str, dialect: str, method: str, weights: Any, claims: dict[str, Any], **more: Any
 ) -> None:
     body: dict[str, Any] = {
         "schema": "truecast.manifest/1",
         "source": {"fingerprint": open_checkpoint(src).fingerprint()},
-        "target": {"format": target, "dialect": dialect, "inexact": "error"},
+        "target": {"format": form, "dialect": dialect, "inexact": "error"},
         "blocks": {"renormalised": 0},
         "inexact": [],
         "inexact_matrices": {},

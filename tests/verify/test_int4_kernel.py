@@ -101,6 +101,9 @@ WEIGHED = [1] + [65535] * 127
 @example((HUGE, [10, 10, 10, 10], 0x3B800000, [7] * 128, 0, None))
 @example(([15] + [7] * 127, [127] * 4, 0x7F7F0000, [-6] + [6] * 127, 0, None))
 @example(([1] * 128, [-127] * 4, 0x00800000, [0] * 128, 0, None))
+@example(([2] * 128, [-127] * 4, 0x01000000, [0] * 128, 0, None))
+@example(([3] * 128, [-127] * 4, 0x01000000, [0] * 128, 0, None))
+@example(([3] * 128, [-126] * 4, 0x01800000, [0] * 128, 0, WEIGHED))
 def test_every_judgement_is_that_of_fractions(group) -> None:
     codes, exponents, bits, stored, offset, weights = group
     counts, sums, firsts, histogram = run(codes, exponents, bits, stored, offset, weights)
@@ -119,6 +122,8 @@ def test_every_judgement_is_that_of_fractions(group) -> None:
     true_error = sum(((v - q * s) ** 2 for v, q in zip(values, stored, strict=True)), Fraction(0))
     normal = bits & 0xFFFF == 0 and abs(s) >= LEAST
     beaten = any(error(other) < own for other in neighbours(bits)) if normal else true_error > 0
+    if normal and all(0 in best(v, s)[1] for v in values):
+        beaten |= max(abs(v) for v in values) > LEAST / 2
     assert bool(counts[kernel.UNBEATEN]) == (not beaten), (own, [error(o) for o in neighbours(bits)])
     if normal and not beaten:
         assert bool(counts[kernel.MIRRORED]) == (error(-s) < own)

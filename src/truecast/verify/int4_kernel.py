@@ -94,16 +94,21 @@ def _difference(v: int, s: int, q: int, other: int, p: int) -> int:
 def _rivals(m: int, e: int, negative: bool, exponents: I64, weight: I64) -> tuple[bool, bool]:
     """Does a neighbour of the scale beat it, and does the scale with the other sign? Best codes everywhere.
 
+    A scale so large that every code is 0 is beaten by the largest magnitude, unless no normal scale gives another code.
     Shapes: exponents ``[4]`` of the blocks, weight ``[64]`` (block, code) summed over the group's values.
     """
     s = 2 * m
     up, down = s + 2, (s - 2 if m > 128 else 255)
     more_up, more_down, more_mirrored = 0, 0, 0
+    reached, reachable = False, False
     for b in range(4):
         d = exponents[b] - e
         for magnitude in range(1, 8):
             plus, minus = weight[b * 16 + magnitude], weight[b * 16 + 8 + magnitude]
-            if plus + minus == 0 or d < 3:
+            if plus + minus == 0:
+                continue
+            reachable |= exponents[b] > -126 or _HALVES[magnitude] << (exponents[b] + 127) > 2
+            if d < 3:
                 continue
             if d > 36:
                 return True, False
@@ -115,6 +120,7 @@ def _rivals(m: int, e: int, negative: bool, exponents: I64, weight: I64) -> tupl
             if negative:
                 plus, minus = minus, plus  # now the sign of v / s
             q = _nearest(v, s)
+            reached |= q > 0
             q_up, q_down = _moved(v, up, q), _moved(v, down, q)
             a, b_up, b_down = min(q, 7), min(q_up, 7), min(q_down, 7)
             more_up += plus * _difference(v, s, a, up, b_up)
@@ -124,6 +130,8 @@ def _rivals(m: int, e: int, negative: bool, exponents: I64, weight: I64) -> tupl
             more_down += minus * _difference(v, s, z, down, z_down)
             if q > 7:
                 more_mirrored += (plus - minus) * _difference(v, s, 7, s, 8)
+    if not reached:
+        return reachable, False
     has_up, has_down = not (m == 255 and e == 120), not (m == 128 and e == -133)
     return (has_up and more_up < 0) or (has_down and more_down < 0), more_mirrored < 0
 
