@@ -79,6 +79,8 @@ def test_verify_shares_no_encoder_with_the_writer(path: Path) -> None:
 
 
 def test_nothing_is_unpickled_or_executed() -> None:
-    forbidden = {"pickle", "torch", "importlib.util", "runpy", "marshal", "shelve"}
+    forbidden = {"pickle", "runpy", "marshal", "shelve"}
     for path in room_files():
-        assert not {n for n in imports_of(path) if n.split(".")[0] in forbidden}, path
+        banned = forbidden if path.name == "int4_cuda.py" else forbidden | {"torch"}
+        assert not {n for n in imports_of(path) if n.split(".")[0] in banned}, path
+        assert "torch.load" not in path.read_text()
