@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from lossy_checkpoints import (
     ATTENTION,
     EXPERTS,
+    SHAPES,
     change,
     edited,
     figures_of,
@@ -29,6 +31,7 @@ from lossy_checkpoints import (
 )
 from verify_checkpoints import Tensors, load_shard
 
+from truecast.checkpoint.header import encode_header
 from truecast.errors import InputError
 from truecast.verify import verify, verify_against
 
@@ -82,33 +85,83 @@ def test_several_processes_say_the_same(made: tuple[Path, Path]) -> None:
     assert verify(src, out, jobs=1).document() == verify(src, out, jobs=2).document()
 
 
-def test_weights_are_used_as_the_manifest_says(tmp_path: Path) -> None:
+def write_weights(path: Path, vectors: dict[str, np.ndarray]) -> Path:
+    tensors = {n: ("BF16" if v.dtype == np.uint16 else "F32", v.shape) for n, v in vectors.items()}
+    header = encode_header(((n, d, s) for n, (d, s) in tensors.items()), {})
+    path.write_bytes(header + b"".join(v.tobytes() for v in vectors.values()))
+    return path
+
+
+def whole(vector: np.ndarray) -> np.ndarray:
+    floats = (vector.astype(np.uint32) << 16).view(np.float32) if vector.dtype == np.uint16 else vector
+    groups = floats.astype(np.float64).reshape(-1, 128)
+    return np.maximum(1, np.rint(groups / groups.max(axis=1, keepdims=True) * 65535)).reshape(-1)
+
+
+@pytest.fixture
+def weighted(tmp_path: Path) -> tuple[Path, Path, Path, dict[str, np.ndarray]]:
+    """Source, output, weights file, and its vectors: one for all experts, but one expert has its own."""
     src = mxfp4_source(tmp_path / "src")
     rng = np.random.default_rng(1)
-    source = load_shard(next(src.glob("*.safetensors")))
-    floats, whole = {}, {}
-    for name in (n.removesuffix(".weight_packed") for n in source if n.endswith(".weight_packed")):
-        cols = source_matrix(source, name)[0].shape[1] * 2
-        floats[name] = np.exp(3 * rng.standard_normal(cols)).astype(np.float32)
-        floats[name][128:140] = 0
-        groups = floats[name].astype(np.float64).reshape(-1, 128)
-        whole[name] = np.maximum(1, np.rint(groups / groups.max(axis=1, keepdims=True) * 65535)).reshape(-1)
-    out = w4afp8_output(src, tmp_path / "out", weights=whole)
-    report = verify(src, out, weights=floats)
+    vectors: dict[str, np.ndarray] = {}
+    for leaf, (_, cols) in SHAPES.items():
+        vectors[f"model.layers.*.mlp.experts.*.{leaf}"] = np.exp(3 * rng.standard_normal(cols)).astype(np.float32)
+        vectors[f"{EXPERTS}.*.{leaf}"] = np.exp(3 * rng.standard_normal(cols)).astype(np.float32)
+        vectors[f"{EXPERTS}.*.{leaf}"][128:140] = 0
+    vectors[NAME] = np.exp(rng.standard_normal(256)).astype(ml_dtypes.bfloat16).view(np.uint16)
+    path = write_weights(tmp_path / "weights.safetensors", dict(sorted(vectors.items(), key=lambda i: i[1].itemsize)))
+    used = {f"{EXPERTS}.{e}.{leaf}": whole(vectors[f"{EXPERTS}.*.{leaf}"]) for e in range(2) for leaf in SHAPES}
+    used[NAME] = whole(vectors[NAME])
+    out = w4afp8_output(src, tmp_path / "out", weights=used)
+    claim_weights(out, path)
+    return src, out, path, vectors
+
+
+def claim_weights(out: Path, path: Path) -> None:
+    body = manifest_of(out)
+    body["int4"]["weights"] = {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    seal(out, body)
+
+
+def test_weights_are_used_as_the_manifest_says(weighted) -> None:
+    src, out, path, vectors = weighted
+    report = verify(src, out, weights=path)
     assert report.failures.kept == [] and report.notes == []
+    assert report.quality.int4.unbeaten == report.quality.int4.groups
+    assert verify(src, out, weights=path, jobs=2).document() == report.document()
     without = verify(src, out)
     assert without.ok and "without that file it is not checked for 6 matrices" in without.notes[0]
-    other = verify(src, out, weights={name: np.flip(v) for name, v in floats.items()})
-    assert "neighbouring BF16 scale" in other.failures.kept[0].message
-    for vector, why in ((floats[NAME][:-1], "shape"), (-floats[NAME], "not negative"), (floats[NAME] * np.nan, "nan")):
-        with pytest.raises(InputError, match=why):
-            verify(src, out, weights=floats | {NAME: vector})
+    assert without.quality.int4.unbeaten < without.quality.int4.groups
+    other = write_weights(path.with_name("other"), {n: np.flip(v).copy() for n, v in vectors.items()})
+    with pytest.raises(InputError, match="not the file by which"):
+        verify(src, out, weights=other)
+    claim_weights(out, other)
+    assert "neighbouring BF16 scale" in verify(src, out, weights=other).failures.kept[0].message
 
 
-def test_weights_that_the_manifest_does_not_mention_change_nothing(made: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(
+    ("vector", "why"),
+    [
+        (np.ones(255, np.float32), "has 256 input channels"),
+        (np.full(256, -1, np.float32), "channel 0 is -1.0; it must be finite and not negative"),
+        (np.full(256, np.nan, np.float32), "channel 0 is nan"),
+        (None, "holds no importance vector"),
+    ],
+)
+def test_faulty_weights_are_bad_input(weighted, vector: np.ndarray | None, why: str) -> None:
+    src, out, path, vectors = weighted
+    if vector is None:
+        vectors = {n: v for n, v in vectors.items() if "gate_proj" not in n}
+    write_weights(path, vectors if vector is None else {**vectors, NAME: vector})
+    claim_weights(out, path)
+    with pytest.raises(InputError, match=why):
+        verify(src, out, weights=path)
+
+
+def test_weights_that_the_manifest_does_not_mention_change_nothing(made: tuple[Path, Path], tmp_path: Path) -> None:
     src, out = made
-    vector = np.linspace(0, 1, 256)
-    assert verify(src, out, weights={NAME: vector}).document() == verify(src, out).document()
+    path = write_weights(tmp_path / "w", {NAME: np.linspace(0, 1, 256, dtype=np.float32)})
+    assert verify(src, out, weights=path).document() == verify(src, out).document()
 
 
 def row_of(out: Path, name: str = NAME) -> tuple[np.ndarray, np.ndarray]:

@@ -88,7 +88,7 @@ def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.
     if claim.method in METHODS:
         fail(kernel.WRONG_CODES, "codes", "the code is not the nearest one for its stored scale", "codes")
         ruled.tell(result, "scale", "scale", "scales are not")
-    if claim.method == "exact" and claim.weighted == (weights is not None):
+    if claim.method == "exact" and (claim.weights is None) == (weights is None):
         fail(kernel.BEATEN, "scale", "a neighbouring BF16 scale has a smaller error in this group", "groups")
         if claim.both_signs:
             fail(kernel.MIRRORED, "scale", "the scale with the other sign has a smaller error in this group", "groups")

@@ -1,20 +1,14 @@
-"""INT4 group scales that a simple rule prescribes, and the integer weights of an importance vector."""
+"""INT4 group scales that a simple rule prescribes."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.errors import InputError
 from truecast.formats import e2m1, e8m0, packing
 from truecast.verify.rounding import bf16_bits
 
 U8 = NDArray[np.uint8]
-Weights = Mapping[str, NDArray[np.floating]]
-"""Matrix -> importance of each input channel, ``[cols]``: the weight of its squared error."""
-
 _GROUP = 128
 _LEAST = 2.0**-126
 
@@ -36,20 +30,3 @@ def prescribed_bits(method: str, codes: U8, scales: U8) -> NDArray[np.uint32]:
         scale = np.where(highest == largest, -1, 1) * np.maximum(largest / 8, _LEAST)
     bits, _ = bf16_bits(np.where(largest == 0, 1.0, scale))
     return np.asarray(bits.astype(np.uint32) << 16, dtype=np.uint32)
-
-
-def integer_weights(name: str, vector: NDArray[np.floating], cols: int) -> NDArray[np.int64]:
-    """Weights of 1 to 65535 in proportion within each group of 128 channels; all 1 where a group has none above zero.
-
-    Shapes: ``[cols]`` -> ``[cols]``. Raises: InputError for a wrong length, or a weight that is negative or not finite.
-    """
-    if vector.shape != (cols,):
-        raise InputError(f"importance of {name} has shape {list(vector.shape)}, the matrix has {cols} input channels")
-    groups = vector.astype(np.float64).reshape(-1, _GROUP)
-    bad = np.flatnonzero(~(np.isfinite(groups) & (groups >= 0)))
-    if bad.size:
-        at = int(bad[0])
-        raise InputError(f"importance of {name} is {vector[at]} at channel {at}; it must be finite and not negative")
-    largest = groups.max(axis=1, keepdims=True)
-    share = groups / np.where(largest > 0, largest, 1)
-    return np.where(largest > 0, np.maximum(1, np.rint(share * 65535)), 1).astype(np.int64).reshape(-1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from truecast.checkpoint.journal import MANIFEST
-from truecast.verify.int4_scales import Weights
+from truecast.errors import InputError
+from truecast.verify.importance import Importance
 from truecast.verify.manifest import Manifest
 from truecast.verify.pairing import Pair, Pairing
 from truecast.verify.report import Failures
@@ -27,7 +28,17 @@ def check_lossy_claims(manifest: Manifest, pairing: Pairing, failures: Failures)
         failures.add("manifest", f"has FP8 figures of {name}, which is no such module here", file=MANIFEST)
 
 
-def note_lossy(rules: Rules, pairing: Pairing, weights: Weights) -> list[str]:
+def check_importance(rules: Rules, importance: Importance | None) -> None:
+    """The weights must be those of the manifest. Raises: InputError."""
+    said = rules.int4.weights if rules.int4 else None
+    if importance is not None and said is not None and importance.sha256 != said:
+        raise InputError(
+            f"is not the file by which the INT4 scales were chosen: its sha256 is {importance.sha256}, not {said}",
+            where=str(importance.path),
+        )
+
+
+def note_lossy(rules: Rules, pairing: Pairing, importance: Importance | None) -> list[str]:
     """What was reported, but not held against anything."""
     cast = [p.out.name for p in pairing.pairs if is_int4_cast(p)]
     notes = []
@@ -35,12 +46,11 @@ def note_lossy(rules: Rules, pairing: Pairing, weights: Weights) -> list[str]:
     if cast and claim is None:
         notes.append("nothing says how the INT4 scales were chosen: they are legal, and their figures are given")
     elif cast and claim is not None:
-        bare = sum(name not in weights for name in cast)
         if claim.method not in METHODS:
             notes.append(f"the INT4 method {claim.method!r} is not known here: legality and figures are checked only")
-        elif claim.method == "exact" and claim.weighted and bare:
+        elif claim.method == "exact" and claim.weights is not None and importance is None:
             notes.append(
-                f"the INT4 scales were chosen by weights: without that file it is not checked for {bare} matrices that"
+                f"the INT4 scales were chosen by weights: without that file it is not checked for {len(cast)} matrices that"
                 " no neighbouring scale has a smaller weighted error"
             )
     if pairing.recasts and rules.fp8 is None:

@@ -115,7 +115,8 @@ def _int4(said: dict[str, Any]) -> Int4Claim:
     method, signs = said["method"], said["signs"]
     if not isinstance(method, str) or signs not in ("both", "positive"):
         raise ValueError(f"int4.method is {method!r}, int4.signs {signs!r}")
-    return Int4Claim(method, signs == "both", said["weights"] is not None, _promised(said["matrices"], _INT4_FIGURES))
+    weights = None if said["weights"] is None else str(said["weights"]["sha256"])
+    return Int4Claim(method, signs == "both", weights, _promised(said["matrices"], _INT4_FIGURES))
 
 
 def _promised(said: dict[str, Any], terms: dict[str, type]) -> dict[str, Promised]:

@@ -20,12 +20,12 @@ class Int4Claim:
     """How INT4 scales were chosen, as the manifest says.
 
     ``method``: one of ``METHODS``, or a name that says nothing here. ``both_signs``: negative scales were candidates.
-    ``weighted``: the error that ``exact`` makes least counts input channels by their importance.
+    ``weights``: sha256 of the file of importance vectors that the error which ``exact`` makes least counts by, or None.
     """
 
     method: str
     both_signs: bool
-    weighted: bool
+    weights: str | None
     matrices: Mapping[str, Promised]
 
 
@@ -53,7 +53,7 @@ class Rules:
         claim = self.int4
         if claim is not None:
             mine = {k: v for k, v in claim.matrices.items() if k in names}
-            claim = Int4Claim(claim.method, claim.both_signs, claim.weighted, mine)
+            claim = Int4Claim(claim.method, claim.both_signs, claim.weights, mine)
         return Rules(
             self.canonical,
             self.allow_inexact,

@@ -18,7 +18,7 @@ from truecast.verify.compare_bf16 import compare_bf16
 from truecast.verify.compare_fp8 import compare_fp8, compare_recast
 from truecast.verify.compare_int4 import compare_int4, compare_same_int4
 from truecast.verify.compare_rounded import compare_rounded
-from truecast.verify.int4_scales import Weights, integer_weights
+from truecast.verify.importance import Importance
 from truecast.verify.matrix import MatrixResult
 from truecast.verify.pairing import Copy, Pair, Recast, Unit
 from truecast.verify.quality import Quality
@@ -49,7 +49,7 @@ class ShardJob:
     out_opener: Opener
     rules: Rules
     certificate: bool = False
-    weights: Weights = field(default_factory=dict)
+    importance: Importance | None = None
 
 
 @dataclass(slots=True)
@@ -202,9 +202,8 @@ def _compare(
 
 def _weights(out: Stored, job: ShardJob) -> NDArray[np.int64] | None:
     """The integer weights of a matrix, if the manifest says that there were any and they are at hand."""
-    vector = job.weights.get(out.name)
-    weighted = job.rules.int4 is not None and job.rules.int4.weighted
-    return integer_weights(out.name, vector, out.cols) if weighted and vector is not None else None
+    weighted = job.rules.int4 is not None and job.rules.int4.weights is not None
+    return job.importance.weights(out.name, out.cols) if weighted and job.importance else None
 
 
 def _book(compared: MatrixResult, result: ShardResult) -> None:

@@ -15,8 +15,8 @@ from truecast.errors import InputError, RefusedError, UsageError
 from truecast.families import find_family
 from truecast.layouts.recognise import Contents, recognise
 from truecast.verify.certificate import CERTIFICATE, Entries, is_certificate, write_certificate
-from truecast.verify.int4_scales import Weights
-from truecast.verify.lossy import check_lossy_claims, is_int4_cast, note_lossy
+from truecast.verify.importance import Importance, open_importance
+from truecast.verify.lossy import check_importance, check_lossy_claims, is_int4_cast, note_lossy
 from truecast.verify.manifest import Manifest, read_manifest
 from truecast.verify.pairing import Copy, Pair, Pairing, Recast, Unit, pair_up
 from truecast.verify.report import Failures, Report
@@ -35,14 +35,14 @@ def verify(
     *,
     jobs: int = 1,
     certificate: Path | None = None,
-    weights: Weights | None = None,
+    weights: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Prove that ``out`` holds exactly what ``src`` holds, or say where not.
 
     Where a format loses (INT4 of MXFP4, FP8 of BF16) the loss is judged instead: is it as the manifest says, is it the
-    least, and how large is it (``Report.quality``). ``weights`` are those that INT4 scales were chosen by, should the
-    manifest say that there were any.
+    least, and how large is it (``Report.quality``). ``weights`` is the file that INT4 scales were chosen by, should the
+    manifest say that there was one.
 
     Every tensor of both sides is accounted for, and every element of every matrix compared as integers. Where ``out``
     has a manifest, every byte is held against its hashes as well. ``jobs`` processes work on one output file each;
@@ -62,6 +62,8 @@ def verify(
     _check_unlisted(target, manifest, certificate)
     ours = manifest is not None and manifest.fingerprint == source.fingerprint()
     rules = manifest.rules if manifest and ours else Rules()
+    importance = None if weights is None else open_importance(weights)
+    check_importance(rules, importance)
     dropped = manifest.dropped if manifest and ours else {}
     found = recognise(target.tensors, lambda error: _note_fault(error, failures))
     pairing = pair_up(contents, target.tensors, found, unreadable, failures)
@@ -72,7 +74,7 @@ def verify(
     family = find_family(source.config, source.tensors)
     groups = group_twins(family, pairing.pairs) if rules.inexact else []
     rules = replace(rules, watched=watched(groups, rules.inexact))
-    results = _run(source, target, pairing, rules, jobs, certificate is not None, weights or {}, progress)
+    results = _run(source, target, pairing, rules, jobs, certificate is not None, importance, progress)
     for result in results:
         report.counts.add(result.counts)
         report.inexact += result.inexact
@@ -86,7 +88,7 @@ def verify(
         if ours:
             _check_claims(manifest, pairing, report)
             check_lossy_claims(manifest, pairing, failures)
-    report.notes += note_lossy(rules, pairing, weights or {})
+    report.notes += note_lossy(rules, pairing, importance)
     if certificate is not None and report.ok:
         entries: Entries = [entry for r in results for entry in r.entries]
         write_certificate(certificate, source.fingerprint(), report.counts, entries)
@@ -175,7 +177,7 @@ def _run(
     rules: Rules,
     jobs: int,
     certificate: bool,
-    weights: Weights,
+    importance: Importance | None,
     progress: Progress | None,
 ) -> list[ShardResult]:
     units: dict[str, list[Unit]] = defaultdict(list)
@@ -190,7 +192,7 @@ def _run(
     work = []
     for file in target.shards:
         names = _names(units[file])
-        own = {name: vector for name, vector in weights.items() if name in names}
+        own = importance.of(names) if importance else None
         work.append(ShardJob(file, units[file], source.opener, target.opener, rules.of(names), certificate, own))
     total = sum(target.shards.values())
     if progress:
