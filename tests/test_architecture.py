@@ -28,7 +28,7 @@ THIRD_PARTY = {
     "families": set(),
     "serve": set(),
     "report": set(),
-    "casts": {"numpy"},
+    "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},
 }
 VERIFY_MAY_NOT_USE = {"truecast.formats.exact"}
 
