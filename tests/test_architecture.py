@@ -17,14 +17,16 @@ MAY_IMPORT = {
     "casts": {"formats"},
     "convert": {"formats", "checkpoint", "layouts", "families", "casts"},
     "verify": {"formats", "checkpoint", "layouts", "families"},
+    "serve": {"checkpoint", "layouts", "families"},
     "report": set(),
-    "cli": {"formats", "checkpoint", "layouts", "families", "casts", "convert", "verify", "report"},
+    "cli": {"formats", "checkpoint", "layouts", "families", "casts", "convert", "verify", "serve", "report"},
 }
 EVERYWHERE = {"errors", "__version__"}
 THIRD_PARTY = {
     "formats": {"numpy", "ml_dtypes"},
     "checkpoint": {"fsspec"},
     "families": set(),
+    "serve": set(),
     "report": set(),
     "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},
 }
