@@ -40,7 +40,7 @@ class Scaled:
     @cached_property
     def factors(self) -> NDArray[np.float32]:
         """The scales as float32, which holds BF16 and F16 exactly. Shape: that of the stored tensor."""
-        return _as_float32(self.scale, self.stored.parts["scale"].tensor.dtype)
+        return as_float32(self.scale, self.stored.parts["scale"].tensor.dtype)
 
     @property
     def factor_bits(self) -> U32:
@@ -96,10 +96,11 @@ def load_multiplier(stored: Stored, role: str, read: Read) -> np.float32 | None:
     view = stored.parts.get(role)
     if view is None:
         return None
-    return np.float32(_as_float32(read_view(view, read(view.tensor.file)), view.tensor.dtype)[0, 0])
+    return np.float32(as_float32(read_view(view, read(view.tensor.file)), view.tensor.dtype)[0, 0])
 
 
-def _as_float32(data: U8, dtype: str) -> NDArray[np.float32]:
+def as_float32(data: U8, dtype: str) -> NDArray[np.float32]:
+    """Stored BF16, F16 or F32 as float32, which holds them all exactly. Shapes: ``[n, bytes]`` -> ``[n, k]``."""
     if dtype == "BF16":
         return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     return np.ascontiguousarray(data.view({"F16": "<f2", "F32": "<f4"}[dtype]).astype(np.float32))
