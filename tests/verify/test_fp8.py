@@ -141,7 +141,7 @@ def exact_fp8(packed: np.ndarray, scales: np.ndarray, shape: tuple[int, int]) ->
         for j in range(out.shape[1]):
             part = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
             largest = np.abs(values[part]).max()
-            out[i, j] = 2.0 ** (np.floor(np.log2(largest)) - 7) if largest else 1
+            out[i, j] = 2.0 ** (np.floor(np.log2(largest)) - 8) if largest else 1
             codes[part] = fp8_nearest((values[part] / out[i, j]).astype(np.float32))
     return codes, out
 
@@ -224,6 +224,33 @@ def test_rounded_elements_must_be_declared_and_nearest(tmp_path: Path) -> None:
     assert wrong == [] and verify(src, out).counts.inexact_elements == lost
     change(out, lambda t: edited(t, name + ".weight", np.uint8, lambda a: a.__setitem__((0, 1), a[0, 1] ^ 1)))
     assert {f.kind for f in verify(src, out).failures.kept if f.tensor.startswith(name)} >= {"value"}
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_rounding_under_a_scale_that_need_not_be_is_found(shift: int, tmp_path: Path) -> None:
+    """Values clipped, or more of them rounded than must be, though each code is the nearest and all are counted."""
+    src = narrow(tmp_path / "src")
+    out = fp8_output(src, tmp_path / "out", "deepseek")
+    tensors = load_shard(next(src.glob("*.safetensors")))
+    name = f"{EXPERTS}.0.gate_proj"
+    edited(tensors, name + ".weight_packed", np.uint8, lambda a: a.__setitem__((0, slice(0, 16)), 0x71))
+    edited(tensors, name + ".weight_scale", np.uint8, lambda a: a.__setitem__((0, slice(0, 4)), [100, 118, 118, 118]))
+    src = write_checkpoint(tmp_path / "other", [tensors], CONFIG)
+    values = mxfp4_values(*source_matrix(tensors, name))
+    stored = load_shard(next(out.glob("*.safetensors")))
+    scales = np.frombuffer(stored[name + ".weight_scale_inv"][2], np.float32) * np.float32(2.0**shift)
+    codes = fp8_nearest((values / np.repeat(scales, 128)).astype(np.float32))
+    lost = int(np.count_nonzero(E4M3[codes] * np.repeat(scales, 128) != values))
+
+    def edit(held: Tensors) -> None:
+        held[name + ".weight_scale_inv"] = "F32", (1, 2), scales.tobytes()
+        held[name + ".weight"] = "F8_E4M3", values.shape, codes.tobytes()
+
+    change(out, edit)
+    write_manifest(src, out, "fp8", "deepseek", "exact", None, {}, int4=None, inexact_matrices={name: lost},
+                   target={"format": "fp8", "dialect": "deepseek", "inexact": "allow"})  # fmt: skip
+    failures = verify(src, out).failures.kept
+    assert [f.kind for f in failures] == ["scale"] and "not the least" in failures[0].message
 
 
 def test_e2m1_of_the_tests_is_that_of_the_format() -> None:

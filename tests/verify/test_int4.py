@@ -303,6 +303,15 @@ def test_illegal_scales_are_found_without_manifest(pair: tuple[Path, Path], scal
     assert (failure.kind, failure.row, failure.column) == ("scale", 5, 128)
 
 
+def test_a_matrix_of_another_source_is_no_approximation(pair: tuple[Path, Path]) -> None:
+    src, out = pair
+    codes, scales = row_of(out)
+    put(out, codes[:, ::-1] * -1 - 1, scales * 2)
+    (out / "truecast.json").unlink()
+    (failure,) = verify(src, out).failures.kept
+    assert failure.kind == "value" and "no approximation" in failure.message
+
+
 def test_a_group_of_zeros_has_scale_1_and_codes_0(pair: tuple[Path, Path]) -> None:
     src, out = pair
     codes, scales = row_of(out)

@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--certificate", type=Path, metavar="FILE", help="write hashes from which anyone can prove a tensor"
     )
     parser.add_argument(
+        "--weights", type=Path, metavar="FILE", help="the importance vectors by which INT4 scales were chosen"
+    )
+    parser.add_argument(
         "--against", type=Path, metavar="FILE", help="prove a checkpoint (either side) against a certificate"
     )
     parser.add_argument(
@@ -37,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Verify and print the verdict. Exit 1 if the claim does not hold."""
     if args.against is not None:
-        if args.out is not None or args.certificate is not None:
-            raise UsageError("--against takes one checkpoint and no --certificate")
+        if args.out is not None or args.certificate is not None or args.weights is not None:
+            raise UsageError("--against takes one checkpoint and no --certificate or --weights")
         result = verify_against(args.src, args.against, args.tensor)
     elif args.out is None:
         raise UsageError("verify needs SRC and OUT", fix="or one checkpoint and --against FILE")
@@ -46,7 +49,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--tensor goes with --against")
     else:
         with progress(args) as report:
-            result = verify(args.src, args.out, jobs=args.jobs, certificate=args.certificate, progress=report)
+            result = verify(
+                args.src,
+                args.out,
+                jobs=args.jobs,
+                certificate=args.certificate,
+                weights=args.weights,
+                progress=report,
+            )
     print_result(args, result.document(), lambda console: _render(console, result))
     return 0 if result.ok else CLAIM_FAILS
 

@@ -2,7 +2,8 @@
 
 From MXFP4 and from FP8 every value must be the same, minus zero included; both sides are exact in float64 (codes of at
 most 4 bits times scales of at most 24), so equal float64 numbers are equal values. Elements that the manifest lists as
-rounded must be the nearest ones, ties to even, under a scale that is a power of two.
+rounded must be the nearest ones, ties to even, under a scale that is a power of two, and the least that clips none: so
+what is lost is lost at the small end.
 
 From BF16 the cast loses, so it is judged: the block scale must be the largest magnitude over 448 in float32, and each
 code the E4M3 nearest to the float32 quotient of value and scale, as the manifest's bytes were made. How many codes are
@@ -12,14 +13,16 @@ nearest in exact arithmetic is counted apart (the rounded quotient may fall on a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from truecast.errors import InputError
 from truecast.formats import e2m1, e4m3, e8m0, packing
+from truecast.layouts import LAYOUTS
 from truecast.verify.compare import check_source
-from truecast.verify.compare_int4 import check_figures
+from truecast.verify.compare_int4 import check_approximates, check_figures
 from truecast.verify.matrix import First, MatrixResult
 from truecast.verify.quality import Figures
 from truecast.verify.rounding import e4m3_bytes
@@ -45,7 +48,7 @@ def compare_fp8(source: Packed | Scaled, out: Scaled, rules: Rules) -> MatrixRes
     result = MatrixResult(out.stored)
     if not _check_legal(out, result):
         return result
-    wrong, rounded = First(), First()
+    wrong, rounded, larger = First(), First(), First()
     allowed = rules.rounded.get(out.stored.name, 0) if rules.allow_inexact and isinstance(source, Packed) else 0
     for first, last in _chunks(out):
         before = _mxfp4_values(source, first, last) if isinstance(source, Packed) else source.values(first, last)
@@ -54,11 +57,14 @@ def compare_fp8(source: Packed | Scaled, out: Scaled, rules: Rules) -> MatrixRes
         if not differing.any():
             continue
         if allowed:
-            nearest = _is_rounded(before, out.codes[first:last], out.expanded(first, last))
+            scale = np.broadcast_to(out.expanded(first, last), before.shape)
+            nearest = _is_rounded(before, out.codes[first:last], scale)
+            _note_larger(larger, differing, before, scale, first, _region(out))
             _note(rounded, differing & nearest, first, before, after)
             differing &= ~nearest
         _note(wrong, differing, first, before, after)
     wrong.tell(result, "value", "codes", "elements differ")
+    larger.tell(result, "scale", "scale", "scales are so")
     result.counts.inexact_elements = rounded.count
     if rounded.count != allowed:
         result.fail("inexact", "codes", f"{rounded.count} values are rounded, the manifest says {allowed}")
@@ -100,6 +106,7 @@ def compare_recast(source: PlainRows, out: Scaled, rules: Rules) -> MatrixResult
         figures.squared_error += float(np.square(values - out.values(first, last)).sum())
         figures.squared_sum += float(np.square(values).sum())
     result.figures = figures
+    check_approximates(result)
     if rules.fp8 is not None:
         codes.tell(result, "value", "codes", "codes are not")
         scales.tell(result, "scale", "scale", "block scales are not")
@@ -114,8 +121,8 @@ def _check_legal(out: Scaled, result: MatrixResult) -> bool:
     bad = np.argwhere(~(np.isfinite(out.factors) & (out.factors != 0)))
     if bad.size:
         why = f"scale is {float(out.factors[tuple(bad[0])])}; it must be finite and not zero"
-        tile = TILE if out.factors.shape != (out.stored.rows, 1) else 1
-        result.fail("scale", "scale", why, int(bad[0][0]) * tile, int(bad[0][1]) * tile)
+        down, across = _region(out)
+        result.fail("scale", "scale", why, int(bad[0][0]) * down, int(bad[0][1]) * across)
         return False
     if e4m3.IS_NAN[out.codes].any():
         row, column = (int(i) for i in np.argwhere(e4m3.IS_NAN[out.codes])[0])
@@ -147,6 +154,28 @@ def _is_rounded(values: F64, codes: U8, scale: F64) -> NDArray[np.bool_]:
     power = np.frexp(scale)[0] == 0.5
     prescribed = e4m3_bytes(np.clip(values / scale, -1e6, 1e6).astype(np.float32))  # exact under a power of two
     return np.asarray(power & (prescribed == codes))
+
+
+def _note_larger(
+    found: First, lost: NDArray[np.bool_], before: F64, scale: F64, first: int, region: tuple[int, int]
+) -> None:
+    """Scales over rounded elements that clip, or could be half as large without clipping."""
+    down, across = np.arange(0, before.shape[0], region[0]), np.arange(0, before.shape[1], region[1])
+
+    def reduced(ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(ufunc.reduceat(ufunc.reduceat(values, down, axis=0), across, axis=1))
+
+    top = reduced(np.maximum, np.abs(before) / scale)
+    fits = (top <= e4m3.MAX) & ((2 * top > e4m3.MAX) | (scale[np.ix_(down, across)] == _LEAST))
+    for row, column in np.argwhere(reduced(np.logical_or, lost) & ~fits):
+        place = int(down[row]), int(across[column])
+        why = f"scale is {float(scale[place])!r}, which is not the least that clips no value, and values are rounded"
+        found.note(first + place[0], place[1], why)
+
+
+def _region(out: Scaled) -> tuple[int, int]:
+    """Rows and columns under one scale."""
+    return (TILE, TILE) if LAYOUTS[out.stored.layout].DIALECT == "deepseek" else (1, out.stored.cols)
 
 
 def _is_nearest(values: F64, codes: U8, scale: F64) -> NDArray[np.bool_]:
@@ -188,6 +217,6 @@ def _tile_rows(out: Scaled) -> Iterator[tuple[int, int]]:
 
 
 def _chunks(out: Scaled) -> Iterator[tuple[int, int]]:
-    step = max(1, _ELEMENTS // out.stored.cols)
+    step = max(1, _ELEMENTS // out.stored.cols // TILE) * TILE  # whole tiles
     for row in range(0, out.stored.rows, step):
         yield row, min(row + step, out.stored.rows)

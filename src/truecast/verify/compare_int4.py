@@ -82,6 +82,7 @@ def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.
             result.fail("scale" if role == "scale" else "value", role, why + more, *first_of[kind])
 
     fail(kernel.ILLEGAL, "scale", "group scale is zero or not finite", "scales are illegal")
+    check_approximates(result)
     if claim is None:
         return result
     fail(kernel.ODD_ZERO, "scale", "scale of an all-zero group is not 1", "groups are so")
@@ -96,6 +97,15 @@ def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.
         result.fail("scale", "scale", "has negative scales, which the manifest rules out")
     check_figures(result, claim.matrices.get(name), "int4")
     return result
+
+
+def check_approximates(result: MatrixResult) -> None:
+    """Whoever made a matrix: were it zeros, it would not be farther from its source."""
+    figures = result.figures
+    assert figures is not None
+    if figures.squared_error > figures.squared_sum:
+        ratio = f"squared error {figures.squared_error:.4g}, sum of squares {figures.squared_sum:.4g}"
+        result.fail("value", "codes", f"is no approximation of the source: {ratio}")
 
 
 def check_figures(result: MatrixResult, said: Promised | None, key: str) -> None:
