@@ -8,6 +8,7 @@ manifest, or under a method that is not known here, scales must be legal, and th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,25 @@ SAME = 1e-9
 """Figures of a manifest may differ by so much of their value: sums in another order are others."""
 
 
+def prepare() -> None:
+    """Compile the judge, or load it compiled, so that several processes do not do that at once."""
+    from truecast.verify import int4_kernel as kernel
+
+    codes, scales, bits = np.zeros((1, 64), np.uint8), np.zeros((1, 4), np.uint8), np.zeros((1, 1), np.uint32)
+    counts, firsts = np.zeros(kernel.TALLIES, np.int64), np.zeros((kernel.TALLIES, 2), np.int64)
+    fixed, none = [_fixed(a) for a in (codes, scales, bits)], np.zeros(0, np.int64)
+    kernel.judge_groups(
+        fixed[0], fixed[1], fixed[0], 0, fixed[2], none, False, counts, np.zeros(2), firsts, np.zeros(64, np.int64)
+    )
+
+
+def _fixed(array: NDArray[Any]) -> NDArray[Any]:
+    """The same array, read-only: bytes from a file are so, and the compiled judge is made for one kind of array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.int64] | None = None) -> MatrixResult:
     """Judge one matrix. ``weights``: integer importance ``[cols]``, if the manifest says that it was used.
 
@@ -40,13 +60,14 @@ def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.
     counts, firsts = np.zeros(kernel.TALLIES, np.int64), np.zeros((kernel.TALLIES, 2), np.int64)
     sums, histogram = np.zeros(2), np.zeros(kernel.BINS, np.int64)
     first_of: dict[int, tuple[int, int]] = {}
-    bits, ruled = out.factor_bits, First()
+    bits, ruled = _fixed(out.factor_bits), First()
+    codes, scales, stored = _fixed(source.codes), _fixed(source.scale), _fixed(out.codes)
     for rows in _chunks(out):
         before = counts.copy()
         kernel.judge_groups(
-            source.codes[rows],
-            source.scale[rows],
-            out.codes[rows],
+            codes[rows],
+            scales[rows],
+            stored[rows],
             out.offset,
             bits[rows],
             np.zeros(0, np.int64) if weights is None else weights,
