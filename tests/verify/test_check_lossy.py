@@ -13,6 +13,7 @@ import pytest
 from lossy_checkpoints import EXPERTS, aligned, edited
 from verify_checkpoints import Tensors, load_shard, rewrite, write_checkpoint
 
+from examples.shaped import kimi_k3
 from truecast.convert import Target, convert
 from truecast.verify.check import CheckReport, Finding, check
 
@@ -291,3 +292,11 @@ def test_the_ignored_layers(made: Callable[..., Path], target: tuple[str, str]) 
         )
         found = [f for f in check(out).findings if f.id == "exclude-misses-plain"]
         assert found and all("in vLLM" in f.message for f in found)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids="-".join)
+def test_kimi_k3_has_no_error_under_any_of_its_spellings(target: tuple[str, str], tmp_path: Path) -> None:
+    """Its key projections are FP8, while two small ones that vLLM alone fuses with them stay plain."""
+    kimi_k3.make(tmp_path / "src", shape=kimi_k3.K3Shape(layers=4, experts=2, expert_width=256, heads=4))
+    convert(tmp_path / "src", tmp_path / "out", Target(*target, allow_inexact=True))
+    assert [str(f) for f in check(tmp_path / "out").findings if f.severity == "error"] == []

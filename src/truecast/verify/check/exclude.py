@@ -46,6 +46,10 @@ _BOTH_FUSE = {"qkv_proj", "gate_up_proj"}
 """Fused modules that SGLang and vLLM both build in nearly every model."""
 
 
+_VLLM_FUSES = {"in_proj_qkvgfab", "fused_qkv_a_proj", "fused_qkv_a_g_proj"}
+"""Fused modules of Kimi-K3 that SGLang does not build; SGLang alone loads W4AFP8 of its own dialect."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Exempt:
     """Modules that the engines of a family never look up in the list, whatever the config says."""
@@ -324,7 +328,8 @@ class _Judge:
             open_names: list[tuple[str, list[str]]] = []
             closed = 0
             for runtime, members in self.family.fused.items():
-                if not leaves.keys() >= set(members):
+                foreign = self.dialect == "w4afp8" and runtime in _VLLM_FUSES
+                if foreign or not leaves.keys() >= set(members):
                     continue
                 if len({leaves[m] for m in members}) > 1:
                     packed = ", ".join(m for m in members if not leaves[m])

@@ -223,7 +223,8 @@ class IgnoredLayers:
 
     def fused(self, name: str, members: Sequence[str]) -> str:
         """See :class:`Matcher`."""
-        return EXCLUDED if name in self.names else _merge([self.hits(member) for member in members])
+        listed = _merge([self.hits(member) for member in members])
+        return EXCLUDED if listed == QUANTIZED and self.hits(name) else listed
 
 
 def matchers(dialect: str, sglang: Sequence[str], vllm: Sequence[str]) -> list[Matcher]:
