@@ -52,7 +52,7 @@ def open_importance(path: Path, matrices: Iterable[Matrix]) -> Importance:
     file = LocalFile(path)
     try:
         before = stamp(path)
-        tensors, _ = read_header(file.read, path.name, file.size)
+        tensors, _ = read_header(file.read, str(path), file.size)
         digest = hashlib.sha256()
         for data in stream(file, 0, file.size):
             digest.update(data)

@@ -158,7 +158,11 @@ def plan(source: Checkpoint, target: Target) -> Plan:
     if layout.FORMAT == "w4afp8":
         check_groups(family, contents, cast)
         fp8 = becoming_fp8(family, contents, layout, target.attention)
-        importance = None if target.weights is None else open_importance(target.weights, quantized_anew(cast))
+        anew = quantized_anew(cast)
+        if not anew and (target.weights is not None or target.method != "exact"):
+            option = "--method" if target.weights is None else "--weights"
+            raise UsageError(f"{option} makes no sense here: the INT4 groups of {source.location} stay as they are")
+        importance = None if target.weights is None else open_importance(target.weights, anew)
     emitted = list(layout.emit(cast, activations))
     ordered = _place(source, contents, kept, fp8, emitted)
     shards = _shard(source, ordered, target.max_shard_bytes)
