@@ -26,7 +26,7 @@ THIRD_PARTY = {
     "checkpoint": {"fsspec"},
     "families": set(),
     "report": set(),
-    "casts": {"numpy"},
+    "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},
 }
 VERIFY_MAY_NOT_USE = {"truecast.formats.exact"}
 

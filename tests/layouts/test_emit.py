@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from tests.layouts.making import Spec, headers
-from truecast.checkpoint.header import TensorInfo
+from truecast.checkpoint.header import TensorInfo, nbytes_of
 from truecast.errors import InputError
-from truecast.layouts import LAYOUTS, dialects, find_layout
+from truecast.layouts import LAYOUTS, dialects, find_layout, format_of, fp8_deepseek
+from truecast.layouts import w4afp8_compressed_tensors as words
 from truecast.layouts.base import Matrix, View, read_view
 from truecast.layouts.recognise import recognise
 
 QUANTIZED = [name for name, layout in LAYOUTS.items() if layout.FORMAT != "bf16"]
-GATE_UP_DOWN = {"gate_proj": (6, 64), "up_proj": (6, 64), "down_proj": (64, 32)}
+GATE_UP_DOWN = {"gate_proj": (6, 256), "up_proj": (6, 256), "down_proj": (256, 128)}
 
 
 def experts(count: int, bias: bool) -> list[Matrix]:
@@ -47,7 +48,9 @@ def test_what_is_emitted_is_recognised_again(name: str, activations: bool, bias:
     for matrix in contents.matrices.values():
         assert (matrix.bias is not None) == bias
         assert (matrix.global_scale is not None) == (LAYOUTS[name].FORMAT == "nvfp4")
-        assert (matrix.input_scale is not None) == (activations and LAYOUTS[name].FORMAT == "nvfp4")
+        expects_inputs = (activations and LAYOUTS[name].FORMAT == "nvfp4") or name == "w4afp8-sglang"
+        assert (matrix.input_scale is not None) == expects_inputs
+        assert (matrix.shape is not None) == (name == "w4afp8-compressed-tensors")
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -74,9 +77,13 @@ def test_emitted_sizes_are_those_of_the_format(name: str) -> None:
     matrices = experts(2, False)
     emitted = list(LAYOUTS[name].emit(matrices, False))
     elements = sum(m.rows * m.cols for m in matrices)
-    group = {"mxfp4": 32, "nvfp4": 16}[LAYOUTS[name].FORMAT]
-    size = {role: sum(int(np.prod(t.shape)) for t in emitted if t.role == role) for role in ("codes", "scale")}
-    assert size == {"codes": elements // 2, "scale": elements // group}
+    group = {"mxfp4": 32, "nvfp4": 16, "w4afp8": 128}.get(LAYOUTS[name].FORMAT)
+    scales = {"fp8-deepseek": 2 * (2 + 2 + 2), "fp8-compressed-tensors": sum(m.rows for m in matrices)}
+    codes = sum(nbytes_of(t.dtype, t.shape) for t in emitted if t.role == "codes")
+    assert codes == (elements // 2 if group else elements)
+    assert sum(int(np.prod(t.shape)) for t in emitted if t.role == "scale") == (
+        elements // group if group else scales[name]
+    )
 
 
 @pytest.mark.parametrize("name", ["bf16", "bf16-stacked"])
@@ -179,8 +186,55 @@ def test_a_scalar_is_one_row(shape: tuple[int, ...]) -> None:
 
 def test_the_default_dialect_and_stacking() -> None:
     assert dialects("nvfp4") == ["modelopt", "compressed-tensors"]
+    assert dialects("w4afp8") == ["sglang", "compressed-tensors"]
+    assert dialects("fp8") == ["deepseek", "compressed-tensors"]
+    assert dialects("mxfp4") == ["compressed-tensors", "deepseek", "gpt-oss"]
+    assert find_layout("w4afp8", "sglang", stacked=True).NAME == "w4afp8-sglang"
+    assert find_layout("fp8", "deepseek", stacked=False).NAME == "fp8-deepseek"
     assert find_layout("nvfp4", "modelopt", stacked=True).NAME == "nvfp4-modelopt-stacked"
     assert find_layout("nvfp4", "modelopt", stacked=False).NAME == "nvfp4-modelopt"
     assert find_layout("nvfp4", "compressed-tensors", stacked=True).NAME == "nvfp4-compressed-tensors"
     with pytest.raises(KeyError):
         find_layout("nvfp4", "gpt-oss", stacked=False)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_the_format_of_a_matrix_is_that_of_its_layout(name: str) -> None:
+    emitted = list(LAYOUTS[name].emit(experts(1, False), False))
+    for matrix in recognise(headers((t.name, t.dtype, t.shape) for t in emitted)).matrices.values():
+        assert format_of(matrix) == LAYOUTS[name].FORMAT == name.partition("-")[0]
+
+
+@pytest.mark.parametrize(("shape", "blocks"), [((256, 384), (2, 3)), ((300, 129), (3, 2)), ((1, 1), (1, 1))])
+def test_a_plain_bf16_weight_becomes_fp8_blocks_that_are_recognised(
+    shape: tuple[int, int], blocks: tuple[int, int]
+) -> None:
+    (info,) = headers([("l.self_attn.q_proj.weight", "BF16", shape)]).values()
+    emitted = list(fp8_deepseek.emit_fp8(info))
+    assert [(t.role, t.source, t.pieces) for t in emitted] == [("fp8", info, ()), ("fp8_scale", info, ())]
+    assert [(t.dtype, t.shape) for t in emitted] == [("F8_E4M3", shape), ("F32", blocks)]
+    contents = recognise(headers((t.name, t.dtype, t.shape) for t in emitted))
+    assert {(m.name, m.layout, m.rows, m.cols) for m in contents.matrices.values()} == {
+        ("l.self_attn.q_proj", "fp8-deepseek", *shape)
+    }
+    assert not contents.plain
+
+
+@pytest.mark.parametrize("dtype", ["I64", "I32"])
+@pytest.mark.parametrize(("stored", "right"), [((6, 256), True), ((6, 128), False), ((256, 6), False)])
+def test_the_stored_shape_is_compared_with_the_words(dtype: str, stored: tuple[int, int], right: bool) -> None:
+    tensors = headers(
+        [
+            ("m.weight_packed", "I32", (6, 32)),
+            ("m.weight_scale", "BF16", (6, 2)),
+            ("m.weight_shape", dtype, (2,)),
+        ]
+    )
+    matrix = recognise(tensors).matrices["m"]
+    data = np.array(stored, f"<{dtype.lower()[0]}{int(dtype[1:]) // 8}").tobytes()
+    file = Memory(b"\0" * tensors["m.weight_shape"].start + data)
+    if right:
+        words.check_stored_shape(matrix, file)
+        return
+    with pytest.raises(InputError, match=r"m\.weight_shape in .*says \[.*hold \[6, 256\]"):
+        words.check_stored_shape(matrix, file)

@@ -32,6 +32,18 @@ STACKED = [
     ("l.experts.gate_up_proj_input_scale", "F32", ()),
     ("l.experts.gate_up_proj_bias", "BF16", (3, 8)),
 ]
+SGLANG = [
+    ("m.w1.weight", "I8", (8, 128)),
+    ("m.w1.weight_scale_inv", "BF16", (8, 2)),
+    ("m.w1.input_scale", "F32", ()),
+]
+WORDS = [
+    ("m.w1.weight_packed", "I32", (8, 32)),
+    ("m.w1.weight_scale", "BF16", (8, 2)),
+    ("m.w1.weight_shape", "I64", (2,)),
+]
+BLOCKS = [("m.w1.weight", "F8_E4M3", (200, 256)), ("m.w1.weight_scale_inv", "F32", (2, 2))]
+CHANNELS = [("m.w1.weight", "F8_E4M3", (8, 60)), ("m.w1.weight_scale", "F32", (8, 1))]
 EVERY = {
     "mxfp4-compressed-tensors": CT,
     "mxfp4-deepseek": DEEPSEEK,
@@ -39,7 +51,21 @@ EVERY = {
     "nvfp4-modelopt": MODELOPT,
     "nvfp4-compressed-tensors": NVFP4_CT,
     "nvfp4-modelopt-stacked": STACKED,
+    "w4afp8-sglang": SGLANG,
+    "w4afp8-compressed-tensors": WORDS,
+    "fp8-deepseek": BLOCKS,
+    "fp8-compressed-tensors": CHANNELS,
 }
+SIZES = {
+    "mxfp4-gpt-oss": (4, 64),
+    "nvfp4-modelopt-stacked": (4, 64),
+    "w4afp8-sglang": (8, 256),
+    "w4afp8-compressed-tensors": (8, 256),
+    "fp8-deepseek": (200, 256),
+    "fp8-compressed-tensors": (8, 60),
+}
+PACKED = [name for name in EVERY if not name.startswith("fp8")]
+"""FP8 without its scales is a plain tensor: nothing in it says that it should have some."""
 
 
 def found(specs: list[Spec]) -> Contents:
@@ -76,7 +102,7 @@ def test_every_layout_is_recognised_whole(layout: str) -> None:
     contents = found(EVERY[layout])
     assert contents.layouts == {layout}
     assert not contents.plain
-    assert {(m.rows, m.cols) for m in contents.matrices.values()} == {(4, 64) if layout in STACKED_NAMES else (8, 64)}
+    assert {(m.rows, m.cols) for m in contents.matrices.values()} == {SIZES.get(layout, (8, 64))}
 
 
 STACKED_NAMES = {"mxfp4-gpt-oss", "nvfp4-modelopt-stacked"}
@@ -145,13 +171,29 @@ def test_tensors_that_are_no_part_of_a_packed_one(spec: Spec) -> None:
     assert set(found([spec]).plain) == {spec[0]}
 
 
-def test_the_scale_of_a_plain_fp8_linear_is_no_orphan() -> None:
-    specs = [
-        ("m.weight", "F8_E4M3", (8, 64)),
-        ("m.weight_scale", "F32", (8, 1)),
-        ("m.input_scale", "F32", ()),
-    ]
+@pytest.mark.parametrize(
+    "scale",
+    [
+        ("weight_scale", "F32", ()),
+        ("weight_scale", "F32", (1,)),
+        ("weight_scale", "F32", (8,)),
+        ("weight_scale", "U8", (8, 2)),  # MXFP8
+        ("weight_scale", "F32", (1, 1, 1, 1)),  # Model-Optimizer's FP8 by blocks
+        ("weight_scale_inv", "F32", ()),
+        ("weight_scale_inv", "BF16", (1,)),
+        ("weight_scale_inv", "U8", (8, 2)),
+    ],
+)
+def test_other_forms_of_fp8_stay_plain_and_their_scales_are_no_orphans(scale: tuple[str, str, tuple[int, ...]]) -> None:
+    name, dtype, shape = scale
+    specs = [("m.weight", "F8_E4M3", (8, 64)), (f"m.{name}", dtype, shape), ("m.input_scale", "F32", ())]
     assert set(found(specs).plain) == {n for n, _, _ in specs}
+
+
+def test_static_activation_scales_belong_to_channelwise_fp8() -> None:
+    contents = found([*CHANNELS, ("m.w1.input_scale", "F32", (1,))])
+    assert contents.matrices["m.w1"].input_scale is not None
+    assert not contents.plain
 
 
 def test_a_bias_of_another_shape_stays_plain() -> None:
@@ -198,12 +240,12 @@ def test_nvfp4_without_one_of_its_two_scales(layout: str, name: str) -> None:
 @pytest.mark.parametrize("layout", EVERY)
 def test_scales_whose_codes_are_missing(layout: str) -> None:
     specs = EVERY[layout]
-    orphans = [n for n, _, _ in specs[1:] if "scale" in n]
+    orphans = [n for n, _, _ in specs[1:] if "scale" in n or "shape" in n]
     messages = faults(specs[1:])
     assert len(messages) == len(orphans)
     for name, message in zip(orphans, messages, strict=True):
         assert message.startswith(f"{name} in ")
-        assert "the tensor that it scales is missing" in message
+        assert ("that tensor is missing" if "shape" in name else "the tensor that it scales is missing") in message
 
 
 @pytest.mark.parametrize(
@@ -281,11 +323,110 @@ def test_all_faults_are_collected() -> None:
     assert len(faults([CT[0], *more, ("m.qweight", "I32", (8, 8))])) == 3
 
 
-@pytest.mark.parametrize("layout", EVERY)
+@pytest.mark.parametrize("layout", PACKED)
 @pytest.mark.parametrize("shape", ["no rows", "no columns"])
 def test_a_matrix_without_elements_is_a_fault(layout: str, shape: str) -> None:
     """Nothing can be said of scales that are not there."""
-    empty = {"no rows": {8}, "no columns": {2, 4, 32}}[shape]
-    specs = [(n, d, tuple(0 if x in empty else x for x in s)) for n, d, s in EVERY[layout]]
+    empty = {"no rows": {8}, "no columns": {2, 4, 32, 128}}[shape]
+    specs = [
+        (n, d, s if n.endswith("_shape") else tuple(0 if x in empty else x for x in s)) for n, d, s in EVERY[layout]
+    ]
     (fault,) = faults(specs)
     assert "holds no element" in fault
+
+
+# ---- W4AFP8 and FP8 --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+@pytest.mark.parametrize("inputs", [("F32", ()), ("F32", (1,)), ("BF16", ()), ("BF16", (1,)), None])
+def test_w4afp8_of_sglang_in_all_its_dtypes(dtype: str, inputs: tuple[str, tuple[int, ...]] | None) -> None:
+    specs = replaced(SGLANG, ".weight_scale_inv", dtype)
+    specs = replaced(specs, ".input_scale", *inputs) if inputs else without(specs, ".input_scale")
+    contents = found(specs)
+    assert contents.layouts == {"w4afp8-sglang"}
+    assert (contents.matrices["m.w1"].input_scale is not None) == (inputs is not None)
+    assert not contents.plain
+
+
+@pytest.mark.parametrize(("leaf", "other"), [("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")])
+def test_activation_scales_under_the_experts_other_spelling(leaf: str, other: str) -> None:
+    specs = [(n.replace("w1", leaf), d, s) for n, d, s in SGLANG[:2]] + [(f"m.{other}.input_scale", "F32", (1,))]
+    contents = found(specs)
+    view = contents.matrices[f"m.{leaf}"].input_scale
+    assert view is not None
+    assert view.tensor.name == f"m.{other}.input_scale"
+    assert not contents.plain
+
+
+@pytest.mark.parametrize("scale", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("shape", ["I64", "I32"])
+def test_w4afp8_in_words_in_all_its_dtypes(scale: str, shape: str) -> None:
+    contents = found(replaced(replaced(WORDS, ".weight_scale", scale), ".weight_shape", shape))
+    assert contents.layouts == {"w4afp8-compressed-tensors"}
+    assert contents.matrices["m.w1"].parts["shape"].tensor.name == "m.w1.weight_shape"
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_fp8_in_all_its_dtypes(dtype: str) -> None:
+    assert found(replaced(BLOCKS, ".weight_scale_inv", dtype)).layouts == {"fp8-deepseek"}
+    assert found(replaced(CHANNELS, ".weight_scale", dtype)).layouts == {"fp8-compressed-tensors"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("BF16", (8, 4)), ("BF16", (8, 8)), ("F16", (8, 2)), ("U8", (8, 2)), ("F32", (7, 2))]
+)
+def test_w4afp8_scales_that_do_not_fit(dtype: str, shape: tuple[int, ...]) -> None:
+    (fault,) = faults(replaced(SGLANG, ".weight_scale_inv", dtype, shape))
+    assert fault.startswith("m.w1.weight in ")
+    assert f"weight_scale_inv {dtype} {list(shape)}" in fault  # what it is
+    assert "weight_scale_inv BF16 or F32 [8, 2]" in fault  # what it should be
+
+
+def test_w4afp8_whose_columns_are_no_groups_of_128() -> None:
+    specs = replaced(replaced(SGLANG, ".weight", shape=(8, 96)), ".weight_scale_inv", shape=(8, 2))
+    assert "holds 192 elements, which is no multiple of 128" in faults(specs)[0]
+    specs = replaced(replaced(WORDS, ".weight_packed", shape=(8, 24)), ".weight_scale", shape=(8, 2))
+    assert "192 elements a row, which is no multiple of 128" in faults(specs)[0]
+
+
+@pytest.mark.parametrize(("groups", "size"), [(4, 64), (8, 32), (1, 256)])
+def test_words_in_groups_of_another_size(groups: int, size: int) -> None:
+    (fault,) = faults(replaced(WORDS, ".weight_scale", shape=(8, groups)))
+    assert f"one scale for {size} elements" in fault
+    assert "only groups of 128 are read: scales BF16, F16 or F32 [8, 2]" in fault
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        without(WORDS, ".weight_shape"),
+        replaced(WORDS, ".weight_shape", "F32"),
+        replaced(WORDS, ".weight_shape", shape=(3,)),
+        replaced(WORDS, ".weight_scale", "F8_E4M3"),
+        replaced(WORDS, ".weight_scale", shape=(16,)),
+    ],
+)
+def test_words_without_what_they_need(specs: list[Spec]) -> None:
+    (fault,) = faults(specs)
+    assert fault.startswith("m.w1.weight_packed in ")
+    assert "wants two dimensions, scales BF16, F16 or F32 [8, 2] and a weight_shape I64 [2]" in fault
+
+
+@pytest.mark.parametrize("part", [("weight_zero_point", "I32", (1, 2)), ("weight_g_idx", "I32", (256,))])
+def test_words_of_an_asymmetric_or_reordered_scheme(part: tuple[str, str, tuple[int, ...]]) -> None:
+    name, dtype, shape = part
+    (fault,) = faults([*WORDS, (f"m.w1.{name}", dtype, shape)])
+    assert f"has a {name} too" in fault
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (200, 1), (1, 2), (2,), (200, 2)])
+def test_fp8_block_scales_of_the_wrong_shape(shape: tuple[int, ...]) -> None:
+    (fault,) = faults(replaced(BLOCKS, ".weight_scale_inv", shape=shape))
+    assert fault.startswith("m.w1.weight in ")
+    assert f"weight_scale_inv F32 {list(shape)}" in fault
+    assert "weight_scale_inv F32 or BF16 [2, 2]" in fault
+
+
+def test_fp8_without_scales_is_plain() -> None:
+    assert set(found(BLOCKS[:1]).plain) == {"m.w1.weight"}

@@ -27,6 +27,8 @@ class Family:
     """The MXFP4 dialect in which the family is released, and which engines read."""
     keep: tuple[re.Pattern[str], ...] = ()
     """Quantized modules that stay as they are when the rest goes to ModelOpt's NVFP4, as engines want it."""
+    fp8: tuple[re.Pattern[str], ...] = ()
+    """Plain BF16 modules that become FP8 blocks in SGLang's W4AFP8 form; the engine reads the others as they are."""
     wants_input_scales: frozenset[tuple[str, str]] = frozenset()
     """(format, dialect) whose engines always quantize activations, and leave a missing scale uninitialised."""
     engine_notes: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -70,3 +72,8 @@ def fused_modules(family: Family, modules: Iterable[str]) -> list[str]:
 def is_kept(family: Family, module: str) -> bool:
     """Does this quantized module stay in its source format when the rest goes to ModelOpt's NVFP4?"""
     return any(pattern.search(module) for pattern in family.keep)
+
+
+def becomes_fp8(family: Family, module: str) -> bool:
+    """Does this plain BF16 module become FP8 blocks in SGLang's W4AFP8 form?"""
+    return any(pattern.search(module) for pattern in family.fp8)

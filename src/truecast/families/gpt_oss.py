@@ -13,6 +13,7 @@ GPT_OSS = Family(
     twins=(("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj")),
     renames=((r"^model\.", ""), (r"\.self_attn\.", ".attn.")),
     fused={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+    fp8=(re.compile(r"^(model\.|language_model\.)*layers\.\d+\.self_attn\.[qkvo]_proj$"),),
     dialect="gpt-oss",
     engine_notes={
         ("nvfp4", dialect): "no released SGLang (0.5.23) or vLLM (0.33) loads gpt-oss with NVFP4 experts: biases and"

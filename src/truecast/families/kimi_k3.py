@@ -29,6 +29,8 @@ KIMI_K3 = Family(
         "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
         "fused_qkv_a_g_proj": ("q_a_proj", "kv_a_proj_with_mqa", "g_proj"),
     },
+    # not f_a, f_b, b, q_b and kv_b: SGLang reads their .weight directly
+    fp8=(re.compile(r"^(model\.|language_model\.)*layers\.\d+\.self_attn\.[qkvgo]_proj$"),),
     dialect="compressed-tensors",
     engine_notes={
         (

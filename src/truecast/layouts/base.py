@@ -35,7 +35,8 @@ class Matrix:
     """One quantized weight matrix ``[rows, cols]`` (out, in), in whatever layout it is stored.
 
     ``name`` is its module's name as a checkpoint with one module per expert spells it, so that the same matrix has the
-    same name in every layout. ``layout`` is the name of its layout.
+    same name in every layout. ``layout`` is the name of its layout. ``shape`` is a stored pair of integers, rows and
+    columns of the unpacked matrix, in the one layout that has it.
     """
 
     name: str
@@ -47,11 +48,13 @@ class Matrix:
     global_scale: View | None = None
     input_scale: View | None = None
     bias: View | None = None
+    shape: View | None = None
 
     @property
     def parts(self) -> dict[str, View]:
         """The stored parts by role, absent ones left out."""
-        views = {role: getattr(self, role) for role in ("codes", "scale", "global_scale", "input_scale", "bias")}
+        roles = ("codes", "scale", "global_scale", "input_scale", "bias", "shape")
+        views = {role: getattr(self, role) for role in roles}
         return {role: view for role, view in views.items() if view is not None}
 
     @property
@@ -65,8 +68,9 @@ class OutTensor:
     """A tensor to be written.
 
     ``role`` says how its bytes come about: ``copy`` (of ``source``), or, from ``pieces``, one part of each matrix:
-    ``codes``, ``scale``, ``global_scale``, ``input_scale``, ``bias`` or ``weight`` (dequantized). Pieces follow one
-    another along the first axis (experts); the matrices inside one piece are interleaved row by row.
+    ``codes``, ``scale``, ``global_scale``, ``input_scale``, ``bias``, ``shape`` (rows and columns, int64) or ``weight``
+    (dequantized). Pieces follow one another along the first axis (experts); the matrices inside one piece are
+    interleaved row by row. ``fp8`` and ``fp8_scale`` are a plain BF16 ``source`` cast to FP8 by blocks, and its scales.
     """
 
     name: str
@@ -84,7 +88,7 @@ class Layout(Protocol):
 
     NAME: str
     FORMAT: str
-    """``mxfp4``, ``nvfp4`` or ``bf16``."""
+    """``mxfp4``, ``nvfp4``, ``w4afp8``, ``fp8`` or ``bf16``."""
     DIALECT: str
     STACKED: bool
     """Are the experts of a bank stacked in one tensor?"""
@@ -125,8 +129,11 @@ def read_view(view: View, file: ByteFile) -> U8:
 
 
 def group_size(layout_format: str) -> int:
-    """Elements along ``in`` that share one scale: 32 for MXFP4, 16 for NVFP4."""
-    return {"mxfp4": 32, "nvfp4": 16}[layout_format]
+    """Elements along ``in`` that share one scale: 32 for MXFP4, 16 for NVFP4, 128 for W4AFP8.
+
+    Raises: KeyError for a format whose scales belong to no group of one row (FP8), or that has none.
+    """
+    return {"mxfp4": 32, "nvfp4": 16, "w4afp8": 128}[layout_format]
 
 
 def class_of(name: str) -> str:

@@ -40,15 +40,20 @@ def quantization_config(excluded: Sequence[str], activations: bool) -> dict[str,
 def compressed_tensors_config(
     packing: str,
     strategy: str,
-    group: int,
-    scale_dtype: str,
+    group: int | None,
+    scale_dtype: str | None,
     excluded: Sequence[str],
     input_activations: dict[str, Any] | None,
+    element: tuple[str, int] = ("float", 4),
 ) -> dict[str, Any]:
-    """The ``quantization_config`` that compressed-tensors writes for one 4-bit float scheme on all Linear modules."""
+    """The ``quantization_config`` that compressed-tensors writes for one scheme on all Linear modules.
+
+    ``element`` is the weights' type and bits.
+    """
+    kind, bits = element
     weights = {
-        "num_bits": 4,
-        "type": "float",
+        "num_bits": bits,
+        "type": kind,
         "strategy": strategy,
         "group_size": group,
         "symmetric": True,

@@ -18,6 +18,8 @@ from truecast.layouts.stacked import MEMBERS
 
 _CODES = (".weight_packed", ".weight", ".qweight", "_blocks")
 _PARTS = (
+    ".weight_scale_inv",
+    ".weight_shape",
     ".weight_global_scale",
     ".input_global_scale",
     ".weight_scale_2",
@@ -29,6 +31,9 @@ _PARTS = (
 _BANKS = tuple(f".{projection}" for projection in MEMBERS)
 _BANK_PARTS = ("_weight_scale_2", "_weight_scale", "_input_scale")
 _PACKED_DTYPES = ("U8", "I8", "F4", "I32")
+_CODE_DTYPES = (*_PACKED_DTYPES, "F8_E4M3")
+"""Dtypes that codes may have. FP8 says nothing of scales: where it fits no layout it is a plain tensor."""
+_FOREIGN = (".weight_zero_point", ".weight_g_idx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def recognise(tensors: Mapping[str, TensorInfo], problem: Callable[[InputError],
     claimed: set[str] = set()
     layouts = [layout for layout in LAYOUTS.values() if layout.FORMAT != "bf16"]
     for tensor in tensors.values():
-        if tensor.dtype not in _PACKED_DTYPES or tensor.name.endswith(_PARTS) or 0 in tensor.shape:
+        if tensor.dtype not in _CODE_DTYPES or tensor.name.endswith(_PARTS) or 0 in tensor.shape:
             continue
         for layout in layouts:
             found = layout.match(tensor, tensors)
@@ -66,7 +71,7 @@ def recognise(tensors: Mapping[str, TensorInfo], problem: Callable[[InputError],
                 break
     plain = {name: t for name, t in tensors.items() if name not in claimed}
     for tensor in plain.values():
-        fault = _packed_fault(tensor, tensors) or _orphan_fault(tensor, tensors)
+        fault = _packed_fault(tensor, tensors) or _fp8_fault(tensor, tensors) or _orphan_fault(tensor, tensors)
         if fault is not None:
             _report(problem, fault)
     return Contents(matrices, plain)
@@ -96,10 +101,17 @@ def _packed_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Inpu
     cols, rows = math.prod(packed) * 2, list(tensor.shape[2:]) if bank else []
     if 0 in tensor.shape:
         problem = f"{tensor.dtype} {list(tensor.shape)} holds no element"
-    elif tensor.dtype in ("U8", "I8") and cols % 32:
-        problem = f"its last dimension holds {cols} elements, which is no multiple of 32"
+    elif tensor.dtype in ("U8", "I8") and cols % (multiple := 128 if ".weight_scale_inv" in partners else 32):
+        problem = f"its last dimension holds {cols} elements, which is no multiple of {multiple}"
     elif not partners:
         problem = f"{tensor.dtype} {list(tensor.shape)} looks packed, but its scales are missing"
+    elif tensor.dtype == "I32" and tensor.name.endswith(".weight_packed"):
+        problem = f"I32 {list(tensor.shape)} with {have} {_words_fault(tensor, stem, partners, tensors)}"
+    elif tensor.dtype == "I8" and ".weight_scale_inv" in partners:
+        problem = (
+            f"I8 {list(tensor.shape)} with {have} fits no layout; W4AFP8 wants a weight of two dimensions and"
+            f" weight_scale_inv BF16 or F32 {[*rest, cols // 128]}, one for each 128 elements"
+        )
     elif tensor.dtype == "I32":
         problem = f"I32 {list(tensor.shape)} with {have} is packed in words, which no layout here reads"
     else:
@@ -109,6 +121,40 @@ def _packed_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Inpu
             f" NVFP4 wants scales F8_E4M3 {[*rest, cols // 16, *rows]} and an F32 scalar global scale"
         )
     return InputError(problem, where=tensor.where, fix="download it again, or name the format in an issue")
+
+
+def _words_fault(
+    tensor: TensorInfo, stem: str, partners: Mapping[str, TensorInfo], tensors: Mapping[str, TensorInfo]
+) -> str:
+    """What keeps 4-bit codes in I32 words from being read."""
+    cols = tensor.shape[-1] * 8
+    foreign = next((suffix for suffix in _FOREIGN if stem + suffix in tensors), None)
+    if foreign:
+        return f"has a {foreign[1:]} too; only symmetric 4-bit codes in their own order are read"
+    if cols % 128:
+        return f"is packed in words of {cols} elements a row, which is no multiple of 128"
+    wanted = f"scales BF16, F16 or F32 {[*tensor.shape[:-1], cols // 128]} and a weight_shape I64 [2]"
+    scale = partners.get(".weight_scale")
+    groups = scale.shape[1] if scale and len(scale.shape) == len(tensor.shape) == 2 else 0
+    if groups and groups != cols // 128 and cols % groups == 0:
+        return f"has one scale for {cols // groups} elements (as 4-bit codes); only groups of 128 are read: {wanted}"
+    return f"fits no layout; W4AFP8 in words wants two dimensions, {wanted}"
+
+
+def _fp8_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> InputError | None:
+    """Why an FP8 weight with block scales was claimed by no layout; None if it has none, and so is plain."""
+    scale = tensors.get(tensor.name.removesuffix(".weight") + ".weight_scale_inv")
+    if tensor.dtype != "F8_E4M3" or not tensor.name.endswith(".weight") or scale is None:
+        return None
+    if scale.dtype not in ("F32", "BF16", "F16", "F64") or scale.shape in ((), (1,)) or 0 in tensor.shape:
+        return None  # MX scales, or one scale for the whole tensor: other forms of FP8, carried over as they are
+    blocks = [-(-n // 128) for n in tensor.shape[-2:]]
+    return InputError(
+        f"F8_E4M3 {list(tensor.shape)} with weight_scale_inv {scale.dtype} {list(scale.shape)} fits no layout; FP8 by"
+        f" blocks wants a weight of two dimensions and weight_scale_inv F32 or BF16 {blocks}, one for 128 x 128",
+        where=tensor.where,
+        fix="download it again, or name the format in an issue",
+    )
 
 
 def _orphan_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> InputError | None:
@@ -123,8 +169,10 @@ def _orphan_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Inpu
         stem = tensor.name.removesuffix(suffix)
     if any(stem + s in tensors for s in (*_CODES, "")) and stem:
         return None
+    kind = "is the shape of a packed tensor" if tensor.name.endswith(".weight_shape") else "is a scale"
+    missing = "that tensor" if tensor.name.endswith(".weight_shape") else "the tensor that it scales"
     return InputError(
-        f"{tensor.dtype} {list(tensor.shape)} is a scale, but the tensor that it scales is missing",
+        f"{tensor.dtype} {list(tensor.shape)} {kind}, but {missing} is missing",
         where=tensor.where,
         fix="download the checkpoint again",
     )

@@ -1,0 +1,229 @@
+"""The search of :mod:`truecast.casts.int4` on the CPU, compiled by numba: one pass over the rows, no temporaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from truecast.casts.int4_steps import CHANGES, CODES, HIGH, INTERVALS, LIVE, LOW, ORDER, START
+from truecast.formats import e2m1
+
+_HALVES = e2m1.HALVES[:8].astype(np.int64)
+_PLACE = np.array([99] + [ORDER[2 * int(h)] for h in _HALVES[1:]], dtype=np.int64)  # 2^0 is V = 4, that is 2 halves
+_LIVE = np.array([*LIVE, 0], dtype=np.int64)
+_CHANGES = CHANGES.copy()
+_CODES = CODES.astype(np.int64)
+_NIBBLE = np.arange(16)
+_TWO = np.ldexp(1.0, np.arange(-640, 641))
+_ZERO = 640
+
+DEPTH = 5
+"""Without weights the best scale lies above a 32nd of the largest magnitude: the binades -2..-5 relative to it."""
+DEPTH_WEIGHTED = 16
+"""With 16-bit weights it lies above a 2^14.6th of it."""
+_BINS = 2 * DEPTH_WEIGHTED + 12
+_OFFSET = 2 * DEPTH_WEIGHTED + 1
+_LEAST = -126  # exponent of the smallest normal BF16
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``numba.njit``, cached on disk where a folder for that can be written."""
+    try:
+        return numba.njit(cache=True, error_model="numpy", boundscheck=False)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # "cannot cache function: no locator available"
+        return numba.njit(error_model="numpy", boundscheck=False)(function)  # type: ignore[no-any-return]
+
+
+@_compiled
+def quantize(packed, scales, weights, method, negative, depth, codes, out_scales, errors, energies):  # type: ignore[no-untyped-def]
+    """Quantize rows of groups.
+
+    Shapes: packed ``[N, K/2]``, scales ``[N, K/32]`` uint8, weights ``[K]`` int64 (all 1: unweighted); method 0 exact,
+    1 signed, 2 amax; negative: may scales be negative; depth as above; results codes ``[N, K/2]`` uint8, out_scales
+    ``[N, K/128]`` BF16 bits, errors and energies ``[N, K/128]`` float64.
+    """
+    weighted = depth != DEPTH
+    counts = np.zeros((4, 2, 8), np.int64)
+    plus = np.zeros(_BINS, np.int64)
+    minus = np.zeros(_BINS, np.int64)
+    table = np.zeros(16, np.uint8)
+    k = np.zeros(4, np.int64)
+    for row in range(packed.shape[0]):
+        for group in range(out_scales.shape[1]):
+            # What is there: how often each magnitude occurs, by block and sign.
+            top = -(1 << 20)
+            for block in range(4):
+                k[block] = np.int64(scales[row, group * 4 + block]) - 127
+                even = np.int64(0)
+                odd = np.int64(0)
+                for side in range(2):
+                    for code in range(8):
+                        counts[block, side, code] = 0
+                start = group * 64 + block * 16
+                for i in range(start, start + 16):
+                    byte = packed[row, i]
+                    even = np.int64(byte & 15)
+                    odd = np.int64(byte >> 4)
+                    counts[block, even >> 3, even & 7] += 1
+                    counts[block, odd >> 3, odd & 7] += 1
+                for code in range(7, 0, -1):
+                    if counts[block, 0, code] + counts[block, 1, code] > 0:
+                        top = max(top, 2 * k[block] + _PLACE[code])
+                        break
+            if top < -(1 << 19):
+                out_scales[row, group] = 0x3F80
+                errors[row, group] = 0.0
+                energies[row, group] = 0.0
+                for i in range(group * 64, group * 64 + 64):
+                    codes[row, i] = 0
+                continue
+            base = top >> 1  # the largest magnitude is 1 or 1.5 times 2^base
+            mantissa, e, sign = 128, _LEAST - base, 0
+            if method == 0:
+                for i in range(_BINS):
+                    plus[i] = 0
+                    minus[i] = 0
+                if weighted:
+                    _weigh(packed[row], weights, group, k, base, plus, minus)
+                else:
+                    for block in range(4):
+                        for code in range(1, 8):
+                            at = 2 * (k[block] - base) + _PLACE[code] + _OFFSET
+                            if at >= 0:
+                                plus[at] += counts[block, 0, code]
+                                minus[at] += counts[block, 1, code]
+                mantissa, e, sign = _search(plus, minus, base, depth, negative)
+            elif method == 1:  # the largest magnitude, if possible a positive one, becomes -8
+                sign = 0
+                for block in range(4):
+                    for code in range(1, 8):
+                        if 2 * k[block] + _PLACE[code] == top and counts[block, 0, code] > 0:
+                            sign = 1
+                mantissa, e = (192 if top & 1 else 128), -3
+            else:
+                mantissa, e = (219 if top & 1 else 146), -3  # 1.5/7 and 1/7 as BF16
+            if base + e < _LEAST:
+                mantissa, e = 128, _LEAST - base
+            out_scales[row, group] = (sign << 15) | ((base + e + 127) << 7) | (mantissa - 128)
+            # Codes, and how far they are off, in units of 2^base.
+            step = mantissa * _TWO[e - 7 + _ZERO]
+            error = 0.0
+            energy = 0.0
+            for block in range(4):
+                unit = _TWO[max(k[block] - 1 - base, -600) + _ZERO]
+                squares = np.int64(0)
+                table[0] = 0
+                table[8] = 0
+                for code in range(1, 8):
+                    place = 2 * (k[block] - base - e) + _PLACE[code] + 1
+                    nearest = np.int64(0)
+                    if place >= 9:
+                        nearest = np.int64(8)
+                    elif place >= 0:
+                        nearest = _CODES[mantissa - 128, place]
+                    up = min(nearest, 7)
+                    value = _HALVES[code] * unit
+                    for side in range(2):
+                        q = up if side == sign else nearest
+                        table[code | side << 3] = q if side == sign else (16 - q) & 15
+                        n = counts[block, side, code]
+                        if n > 0:
+                            off = value - step * q
+                            error += n * (off * off)
+                            squares += n * _HALVES[code] * _HALVES[code]
+                energy += squares * (unit * unit)
+                for i in range(group * 64 + block * 16, group * 64 + block * 16 + 16):
+                    byte = packed[row, i]
+                    codes[row, i] = table[byte & 15] | (table[byte >> 4] << 4)
+            errors[row, group] = error * _TWO[2 * base + _ZERO]
+            energies[row, group] = energy * _TWO[2 * base + _ZERO]
+
+
+@_compiled
+def _weigh(packed, weights, group, k, base, plus, minus):  # type: ignore[no-untyped-def]
+    """Sum of the weights at each magnitude, one sum a sign."""
+    for block in range(4):
+        for i in range(16):
+            byte = packed[group * 64 + block * 16 + i]
+            for half in range(2):
+                code = np.int64(byte >> 4) if half else np.int64(byte & 15)
+                if code & 7:
+                    at = 2 * (k[block] - base) + _PLACE[code & 7] + _OFFSET
+                    if at >= 0:
+                        weight = weights[group * 128 + block * 32 + i * 2 + half]
+                        if code >> 3:
+                            minus[at] += weight
+                        else:
+                            plus[at] += weight
+
+
+@_compiled
+def _search(plus, minus, base, depth, negative):  # type: ignore[no-untyped-def]
+    """Mantissa, exponent relative to ``base`` and sign bit of the best scale.
+
+    ``plus`` and ``minus`` count (or weigh) each magnitude of the group, by place relative to ``2^base``.
+    """
+    lowest = max(-depth, _LEAST - base)
+    highest = -2 if lowest == -depth else 1
+    best, best_mantissa, best_e, best_sign = 0.0, np.int64(128), _LEAST - base, np.int64(0)
+    extra_products = np.zeros(2, np.int64)
+    extra_squares = np.zeros(2, np.int64)
+    full = np.zeros(2, np.int64)  # saturated magnitudes, one sum a sign, in units of 2^(e-2)
+    full_count = np.zeros(2, np.int64)
+    for e in range(highest, lowest - 1, -1):
+        window = 2 * e - 1 + _OFFSET
+        # With codes up to 7 on both sides; what -8 adds is kept apart, by the sign of the values that have it.
+        products = 7 * (full[0] + full[1])
+        squares = 49 * (full_count[0] + full_count[1])
+        for b in range(9):
+            n = plus[window + b] + minus[window + b]
+            products += n * _LIVE[b] * START[b]
+            squares += n * START[b] * START[b]
+        for side in range(2):
+            extra_products[side] = full[side]
+            extra_squares[side] = 15 * full_count[side]
+        for interval in range(INTERVALS):
+            for change in range(2):
+                b, code = _CHANGES[interval, change, 0], _CHANGES[interval, change, 1]
+                if b < 9:
+                    if code < 7:
+                        n = plus[window + b] + minus[window + b]
+                        products += n * _LIVE[b]
+                        squares += n * (2 * code + 1)
+                    else:
+                        extra_products[0] += plus[window + b] * _LIVE[b]
+                        extra_products[1] += minus[window + b] * _LIVE[b]
+                        extra_squares[0] += plus[window + b] * 15
+                        extra_squares[1] += minus[window + b] * 15
+            for sign in range(2 if negative else 1):
+                product = products + extra_products[1 - sign]  # a positive scale gives -8 to negative values
+                square = squares + extra_squares[1 - sign]
+                # The parabola's lowest point is m = 32 * product / square. Far from this interval: not here.
+                if 32 * product <= (LOW[interval] - 1) * square or 32 * product >= (HIGH[interval] + 1) * square:
+                    continue
+                below = 32 * product // square
+                for m in range(below, below + 2):
+                    if LOW[interval] <= m <= HIGH[interval]:
+                        gain = np.float64(m * (m * square - 64 * product)) * _TWO[2 * e + _ZERO]
+                        if gain < best or (gain == best and best != 0.0 and (
+                            e < best_e or (e == best_e and (m < best_mantissa or (m == best_mantissa and sign < best_sign)))
+                        )):  # fmt: skip
+                            best, best_mantissa, best_e, best_sign = gain, m, e, sign
+        for side in range(2):
+            source = minus if side else plus
+            full[side] = 2 * (full[side] + 32 * source[window + 7] + 48 * source[window + 8])
+            full_count[side] += source[window + 7] + source[window + 8]
+    return best_mantissa, best_e, best_sign
+
+
+@_compiled
+def total(values):  # type: ignore[no-untyped-def]
+    """Sum of an array ``[N, G]`` of float64 in row-major order, one after another."""
+    result = 0.0
+    for row in range(values.shape[0]):
+        for group in range(values.shape[1]):
+            result += values[row, group]
+    return result
