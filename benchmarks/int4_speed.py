@@ -3,8 +3,9 @@
     python -m benchmarks.int4_speed [--rounds 7] [--json FILE]
 
 A figure is MB of packed MXFP4 codes for each second of CPU time (user and system, all threads of the process, torch held
-to one). Rounds run all paths in turn; median and range are printed. truecast goes from packed MXFP4 to packed INT4. A
-rival's row says where it begins and ends; rows that begin at ready float values leave out what it takes to get them.
+to one). Rounds run all paths in turn; median and range are printed. The first rows go from packed MXFP4 to packed INT4,
+each by its tool's own code. The last two are a rival's rule alone: from float values that lie ready to codes that are
+not packed.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ def auto_round_rule(forms: Forms) -> object:
 
 
 def auto_round_packed(forms: Forms, disable_opt_rtn: bool) -> object:
-    """BF16 weight to packed codes and scales, as its model-free mode does."""
-    from auto_round.utils.model_free_utils import quantize_weight_rtn
+    """Packed MXFP4 to packed INT4 and scales, as its model-free mode does."""
+    import torch
+    from auto_round.utils.model_free_utils import dequant_mxfp4, quantize_weight_rtn
 
-    return quantize_weight_rtn(forms.bfloat16, 4, GROUP, disable_opt_rtn=disable_opt_rtn, packing="auto_round")
+    weight = dequant_mxfp4(forms.packed, forms.scales, "fp4_e2m1", 32, torch.bfloat16)
+    return quantize_weight_rtn(weight, 4, GROUP, disable_opt_rtn=disable_opt_rtn, packing="auto_round")
 
 
 def compressed_tensors_rule(forms: Forms) -> object:
@@ -109,14 +112,14 @@ def weight_args() -> Any:
 
 
 PATHS: dict[str, tuple[Callable[[Forms], object], int]] = {
-    "truecast, least error: MXFP4 to packed INT4": (partial(truecast, method="exact"), 0),
-    "truecast, signed full range: MXFP4 to packed INT4": (partial(truecast, method="signed"), 0),
-    "auto-round RTN: float32 to float32": (auto_round_rule, 0),
-    "auto-round RTN: BF16 to packed INT4": (partial(auto_round_packed, disable_opt_rtn=True), 0),
-    "auto-round optimized RTN: BF16 to packed INT4": (partial(auto_round_packed, disable_opt_rtn=False), 1),
-    "compressed-tensors min-max: BF16 to int8": (compressed_tensors_rule, 0),
-    "llm-compressor min-max: MXFP4 to packed INT4": (partial(llm_compressor_packed, observer="memoryless_minmax"), 0),
-    "llm-compressor mse: MXFP4 to packed INT4": (partial(llm_compressor_packed, observer="memoryless_mse"), 1),
+    "truecast, least error": (partial(truecast, method="exact"), 0),
+    "truecast, signed full range": (partial(truecast, method="signed"), 0),
+    "auto-round RTN": (partial(auto_round_packed, disable_opt_rtn=True), 0),
+    "auto-round optimized RTN": (partial(auto_round_packed, disable_opt_rtn=False), 1),
+    "llm-compressor min-max": (partial(llm_compressor_packed, observer="memoryless_minmax"), 0),
+    "llm-compressor mse": (partial(llm_compressor_packed, observer="memoryless_mse"), 1),
+    "rule alone: auto-round RTN, float32 to float32": (auto_round_rule, 0),
+    "rule alone: compressed-tensors min-max, BF16 to int8": (compressed_tensors_rule, 0),
 }
 """Path -> what it does with a matrix, and on how many matrices of a case it is timed (0: on all)."""
 
