@@ -67,7 +67,7 @@ def check(bits: np.ndarray, tile: Tile) -> fp8.FP8Matrix:
 # ---- BF16 ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("tile", [*TILES, (3, 100), (96, 0), (256, 7)])
 @pytest.mark.parametrize("shape", [(1, 1), (128, 128), (129, 257), (300, 1100), (3, 640)])
 def test_bf16_is_rounded_tile_by_tile_with_ragged_edges(tile: Tile, shape: tuple[int, int]) -> None:
     random = np.random.default_rng(7)

@@ -29,7 +29,7 @@ KIMI_K3 = Family(
         "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
         "fused_qkv_a_g_proj": ("q_a_proj", "kv_a_proj_with_mqa", "g_proj"),
     },
-    # not f_a, f_b, b, q_b and kv_b: SGLang reads their .weight directly
+    # SGLang 0.5.20 models/kimi_k3.py reads the .weight of f_a, f_b, b and kv_b as it is, and q_b's rows do not split
     fp8=(re.compile(r"^(model\.|language_model\.)*layers\.\d+\.self_attn\.[qkvgo]_proj$"),),
     dialect="compressed-tensors",
     engine_notes={

@@ -62,12 +62,16 @@ def emit(matrices: Sequence[Matrix], activations: bool) -> Iterator[OutTensor]:
 
 
 def quantization_config(excluded: Sequence[str], activations: bool) -> dict[str, Any]:
-    """The ``w4afp8`` block; ``excluded`` modules under both names by which engines look them up."""
+    """The ``w4afp8`` block. ``excluded`` are full module names: its readers know neither globs nor patterns.
+
+    Forks read the list under the one key or the other; SGLang 0.5.20 itself reads ``quant_method`` alone. There is no
+    ``activation_scheme``, which would say of linear modules and experts the same.
+    """
     return {
         "quant_method": "w4afp8",
         "group_size": 128,
         "weight_block_size": [128, 128],
-        "activation_scheme": "dynamic",
+        "linear_activation_scheme": "dynamic",
         "moe_activation_scheme": "static",
         "ignored_layers": list(excluded),
         "modules_to_not_convert": list(excluded),
