@@ -42,7 +42,7 @@ def auto_round_rtn(values: F32) -> Result:
 
 
 def auto_round_search(values: F32) -> Result:
-    """auto-round's optimized RTN without an importance matrix: 400 scales around the former."""
+    """auto-round's optimized RTN without an importance matrix: 201 scales around the former."""
     import torch
     from auto_round.data_type.int import search_scales
 
@@ -89,7 +89,7 @@ def amax_7(values: F32) -> Result:
 
 RIVALS: dict[str, Callable[[F32], Result]] = {
     "auto-round RTN (signed full range)": auto_round_rtn,
-    "auto-round optimized RTN (400 scales)": auto_round_search,
+    "auto-round optimized RTN (201 scales)": auto_round_search,
     "llm-compressor min-max (amax / 7.5)": llm_compressor("memoryless_minmax"),
     "llm-compressor mse observer": llm_compressor("memoryless_mse"),
     "compressed-tensors min-max in BF16": compressed_tensors_bf16,
