@@ -273,7 +273,7 @@ def test_same_tensor_in_two_shards(
 def test_nothing_to_cast(tmp_path: Path, write_checkpoint: Callable[..., Path], refused: Refused) -> None:
     shards = {"model.safetensors": {"lm_head.weight": ("BF16", (8, 8), bytes(128))}}
     folder = write_checkpoint(tmp_path / "plain", shards, index=False)
-    refused(folder, f"{folder}: holds no MXFP4 or NVFP4 matrix: nothing to cast", verbs=("plan", "convert"))
+    refused(folder, f"{folder}: holds no quantized matrix: nothing to cast", verbs=("plan", "convert"))
 
 
 def test_already_there(tiny: Path, tmp_path: Path, cli: Cli, refused: Refused) -> None:

@@ -45,8 +45,8 @@ def test_refused_by_the_parser(arguments: tuple[str, ...], message: str, tiny: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--to fp3", "there is no target format 'fp3'; choose nvfp4, mxfp4 or bf16"),
-        ("--to NVFP4", "there is no target format 'NVFP4'; choose nvfp4, mxfp4 or bf16"),
+        ("--to fp3", "there is no target format 'fp3'; choose nvfp4, w4afp8, fp8, mxfp4 or bf16"),
+        ("--to NVFP4", "there is no target format 'NVFP4'; choose nvfp4, w4afp8, fp8, mxfp4 or bf16"),
         (
             "--to nvfp4 --dialect gguf",
             "--to nvfp4 has no dialect 'gguf'; choose one of modelopt, compressed-tensors",

@@ -158,7 +158,7 @@ def test_refusals(sources: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already"):
         plan(k3, Target("mxfp4", "compressed-tensors"))
     convert(sources["kimi_k3"], tmp_path / "nvfp4", Target("nvfp4"))
-    with pytest.raises(UsageError, match="is NVFP4"):
+    with pytest.raises(UsageError, match="is nvfp4"):
         plan(open_checkpoint(tmp_path / "nvfp4"), Target("mxfp4", "gpt-oss"))
     plain = write(tmp_path / "plain", {"model.safetensors": [("a.weight", "BF16", (2, 2), bytes(8))]})
     with pytest.raises(InputError, match="nothing to cast"):

@@ -16,6 +16,7 @@ from truecast.checkpoint.files import ByteFile, Opener
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert.plan import Plan, Target, plan
+from truecast.convert.parts import Cast
 from truecast.convert.produce import Producer
 from truecast.convert.reading import Codes, SourceFiles
 from truecast.convert.scan import Scan, _choose, scan
@@ -370,7 +371,7 @@ def test_an_activation_scale_without_an_inverse_is_not_written(tmp_path: Path, v
     work = planned(tmp_path / "in", tensors, dialect="compressed-tensors")
     (scale,) = [t for shard in work.shards for t in shard.tensors if t.role == "input_scale"]
     with SourceFiles(work.source.opener).open() as read:
-        producer = Producer(read, {}, "nvfp4", "compressed-tensors")
+        producer = Producer(read, {}, Cast("nvfp4", "compressed-tensors"))
         with pytest.raises(InputError, match=r"m\.0\.w1\.input_scale in"):
             list(producer.tensor(scale))
 

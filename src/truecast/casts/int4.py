@@ -27,7 +27,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.casts import int4_cpu
 from truecast.formats import e8m0
 
 U8 = NDArray[np.uint8]
@@ -58,12 +57,12 @@ class Int4Matrix:
     @property
     def squared_error(self) -> float:
         """Sum of all ``(v - s q)^2``, added up row by row."""
-        return float(int4_cpu.total(self.errors))
+        return _total(self.errors)
 
     @property
     def squared_sum(self) -> float:
         """Sum of all ``v^2``, added up row by row."""
-        return float(int4_cpu.total(self.energies))
+        return _total(self.energies)
 
     @property
     def exact_groups(self) -> int:
@@ -106,6 +105,8 @@ def quantize(
         raise ValueError(f"weights are {list(weights.shape)}, should be {[cols]}")
     if scales.size and int(scales.max()) == e8m0.NAN:
         raise ValueError("a block scale is NaN")
+    from truecast.casts import int4_cpu  # numba takes a second to load: only where something is quantized
+
     depth = int4_cpu.DEPTH if weights is None else int4_cpu.DEPTH_WEIGHTED
     chosen = np.ones(cols, np.int64) if weights is None else weights
     how = METHODS.index(method)
@@ -119,6 +120,12 @@ def quantize(
         packed, scales, chosen, how, negative, depth, result.codes, result.scales, result.errors, result.energies
     )
     return result
+
+
+def _total(values: NDArray[np.float64]) -> float:
+    from truecast.casts import int4_cpu
+
+    return float(int4_cpu.total(values))
 
 
 def importance(vector: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -136,4 +143,4 @@ def importance(vector: NDArray[np.floating]) -> NDArray[np.int64]:
         raise ValueError(f"the weight of input channel {channel} is {vector[channel]}; it must be finite and >= 0")
     largest = groups.max(axis=1, keepdims=True, initial=0)
     share = np.divide(groups, largest, out=np.ones_like(groups), where=largest > 0)
-    return np.maximum(1, np.rint(share * _ONES_16)).astype(np.int64).ravel()
+    return np.asarray(np.maximum(1, np.rint(share * _ONES_16)), dtype=np.int64).ravel()

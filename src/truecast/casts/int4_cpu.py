@@ -32,13 +32,13 @@ _LEAST = -126  # exponent of the smallest normal BF16
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """``numba.njit``, cached on disk where a folder for that can be written."""
     try:
-        return numba.njit(cache=True, error_model="numpy", boundscheck=False)(function)  # type: ignore[no-any-return]
+        return numba.njit(cache=True, error_model="numpy", boundscheck=False)(function)
     except RuntimeError:  # "cannot cache function: no locator available"
-        return numba.njit(error_model="numpy", boundscheck=False)(function)  # type: ignore[no-any-return]
+        return numba.njit(error_model="numpy", boundscheck=False)(function)
 
 
 @_compiled
-def quantize(packed, scales, weights, method, negative, depth, codes, out_scales, errors, energies):  # type: ignore[no-untyped-def]
+def quantize(packed, scales, weights, method, negative, depth, codes, out_scales, errors, energies):
     """Quantize rows of groups.
 
     Shapes: packed ``[N, K/2]``, scales ``[N, K/32]`` uint8, weights ``[K]`` int64 (all 1: unweighted); method 0 exact,
@@ -143,7 +143,7 @@ def quantize(packed, scales, weights, method, negative, depth, codes, out_scales
 
 
 @_compiled
-def _weigh(packed, weights, group, k, base, plus, minus):  # type: ignore[no-untyped-def]
+def _weigh(packed, weights, group, k, base, plus, minus):
     """Sum of the weights at each magnitude, one sum a sign."""
     for block in range(4):
         for i in range(16):
@@ -161,7 +161,7 @@ def _weigh(packed, weights, group, k, base, plus, minus):  # type: ignore[no-unt
 
 
 @_compiled
-def _search(plus, minus, base, depth, negative):  # type: ignore[no-untyped-def]
+def _search(plus, minus, base, depth, negative):
     """Mantissa, exponent relative to ``base`` and sign bit of the best scale.
 
     ``plus`` and ``minus`` count (or weigh) each magnitude of the group, by place relative to ``2^base``.
@@ -220,7 +220,7 @@ def _search(plus, minus, base, depth, negative):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def total(values):  # type: ignore[no-untyped-def]
+def total(values):
     """Sum of an array ``[N, G]`` of float64 in row-major order, one after another."""
     result = 0.0
     for row in range(values.shape[0]):

@@ -152,17 +152,25 @@ def _kernel(
             more_products_minus = full_minus
             more_squares_plus = 15 * count_plus
             more_squares_minus = 15 * count_minus
-            allowed = (base + e >= -126)
+            allowed = base + e >= -126
             unit = _power(tl.full([LANES], 0, tl.int32) + 2 * e)
             for interval in tl.static_range(INTERVAL_COUNT):
                 for change in tl.static_range(2):
                     if CHANGED[2 * interval + change] < 9:
                         if BEFORE[2 * interval + change] < 7:
-                            products += (plus[CHANGED[2 * interval + change]] + minus[CHANGED[2 * interval + change]]) * VALUES[CHANGED[2 * interval + change]]
-                            squares += (plus[CHANGED[2 * interval + change]] + minus[CHANGED[2 * interval + change]]) * (2 * BEFORE[2 * interval + change] + 1)
+                            products += (
+                                plus[CHANGED[2 * interval + change]] + minus[CHANGED[2 * interval + change]]
+                            ) * VALUES[CHANGED[2 * interval + change]]
+                            squares += (
+                                plus[CHANGED[2 * interval + change]] + minus[CHANGED[2 * interval + change]]
+                            ) * (2 * BEFORE[2 * interval + change] + 1)
                         else:
-                            more_products_plus += plus[CHANGED[2 * interval + change]] * VALUES[CHANGED[2 * interval + change]]
-                            more_products_minus += minus[CHANGED[2 * interval + change]] * VALUES[CHANGED[2 * interval + change]]
+                            more_products_plus += (
+                                plus[CHANGED[2 * interval + change]] * VALUES[CHANGED[2 * interval + change]]
+                            )
+                            more_products_minus += (
+                                minus[CHANGED[2 * interval + change]] * VALUES[CHANGED[2 * interval + change]]
+                            )
                             more_squares_plus += plus[CHANGED[2 * interval + change]] * 15
                             more_squares_minus += minus[CHANGED[2 * interval + change]] * 15
                 for sign in tl.static_range(2):
@@ -306,6 +314,11 @@ def launch(
             enable_fp_fusion=False,
         )
     return codes, out_scales, errors, energies
+
+
+def device_count() -> int:
+    """How many CUDA devices torch sees."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 _tables: dict[torch.device, torch.Tensor] = {}

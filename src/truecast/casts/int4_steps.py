@@ -54,7 +54,7 @@ HIGH: NDArray[np.int64] = np.array([255, *(floor(at) for at, _ in _STEPS)], dtyp
 threshold the two codes are equally near."""
 
 CHANGES: NDArray[np.int64] = np.array(
-    [[(len(LIVE), 0)] * 2] + [(change + [(len(LIVE), 0)])[:2] for _, change in _STEPS], dtype=np.int64
+    [[(len(LIVE), 0)] * 2] + [[*change, (len(LIVE), 0)][:2] for _, change in _STEPS], dtype=np.int64
 )
 """``[interval, 2, (live index, code before)]``: what changes on entering it; index 9 stands for nothing."""
 

@@ -1,7 +1,8 @@
-"""MXFP4 or NVFP4 -> BF16. Exact wherever BF16 can hold the values; the count of elements where it cannot is returned.
+"""Any quantized matrix -> BF16. Exact wherever BF16 can hold the values; the count of elements where it cannot is returned.
 
 E2M1 times a power of two needs two significant bits, E2M1 times E4M3 six: both fit BF16's eight. What does not fit is
-the product with a global scale that is no power of two, and magnitudes of 2^128 and more.
+the product with a global scale that is no power of two, and magnitudes of 2^128 and more. INT4 times a BF16 scale needs
+up to eleven bits, E4M3 times a float32 scale up to 28: many are rounded.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.formats import e2m1, e4m3, e8m0, packing
+from truecast.formats import e2m1, e4m3, e8m0, int4, packing
 
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
@@ -34,6 +35,26 @@ def from_nvfp4(packed: U8, scales: U8, global_scale: np.float32, divides: bool) 
     block = e4m3.decode(scales).astype(np.float64)
     block = block / np.float64(global_scale) if divides else block * np.float64(global_scale)
     return _round((e2m1.decode(codes) * block[..., None]).reshape(packed.shape[0], -1))
+
+
+def from_int4(packed: U8, scales: NDArray[np.float32]) -> tuple[U16, int]:
+    """BF16 bit patterns and the number of inexact elements.
+
+    Shapes: two's-complement codes ``[N, K/2]``, group scales ``[N, K/128]`` float32 -> ``[N, K]`` uint16.
+    """
+    values = int4.unpack(packed).reshape(*scales.shape, -1) * scales.astype(np.float64)[..., None]
+    return _round(values.reshape(packed.shape[0], -1))
+
+
+def from_fp8(codes: U8, scales: NDArray[np.float32], tile: tuple[int, int]) -> tuple[U16, int]:
+    """BF16 bit patterns and the number of inexact elements.
+
+    Shapes: E4M3 codes ``[N, K]``, scales ``[ceil(N/rows), ceil(K/columns)]`` float32 of tiles ``(rows, columns)``, 0 for
+    the whole extent -> ``[N, K]`` uint16.
+    """
+    rows, cols = tile[0] or codes.shape[0], tile[1] or codes.shape[1]
+    spread = scales.astype(np.float64)[np.arange(codes.shape[0]) // rows][:, np.arange(codes.shape[1]) // cols]
+    return _round(e4m3.decode(codes) * spread)
 
 
 def _round(values: NDArray[np.float64]) -> tuple[U16, int]:

@@ -11,7 +11,8 @@ from rich.console import Console
 from truecast.cli.output import add_jobs, gigabytes, print_result, progress
 from truecast.cli.target import add_target, target_of
 from truecast.convert import convert
-from truecast.report.card import render_card
+from truecast.convert.device import CHOICES
+from truecast.report.card import int4_line, render_card
 
 NAME = "convert"
 HELP = "Recast a checkpoint. Runs again after any interruption; the output is the same byte for byte."
@@ -23,12 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="folder to write")
     add_target(parser)
     add_jobs(parser)
+    parser.add_argument(
+        "--device", choices=CHOICES, default="auto", help="where INT4 codes are computed; the result is the same"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert and print the outcome."""
     with progress(args) as report:
-        manifest = convert(args.src, args.out, target_of(args), jobs=args.jobs, card=render_card, progress=report)
+        manifest = convert(
+            args.src, args.out, target_of(args), jobs=args.jobs, device=args.device, card=render_card, progress=report
+        )
 
     def render(console: Console) -> None:
         blocks = manifest["blocks"]
@@ -37,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         if manifest["target"]["format"] == "nvfp4":
             console.print(f"half blocks {blocks['half_blocks']:,}, renormalised {blocks['renormalised']:,},"
                           f" inexact {blocks['inexact']:,}")  # fmt: skip
+        if "int4" in manifest:
+            console.print(int4_line(manifest["int4"]))
         for note in manifest["notes"]:
             console.print(f"note: {note}")
         console.print(f"\nProve it: {shlex.join(['truecast', 'verify', args.src, args.out])}")

@@ -12,6 +12,7 @@ from truecast.cli.output import add_jobs, gigabytes, print_result, progress, tab
 from truecast.cli.target import add_target, target_of
 from truecast.convert import Plan, Scan, plan, scan
 from truecast.convert.plan import summary
+from truecast.convert.scan import scan_bytes
 
 NAME = "plan"
 HELP = "Show what a conversion would write, from headers alone; --scan reads the scales and says whether it is exact."
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     found = None
     if args.scan:
         with progress(args) as report:
-            total = sum(m.rows * m.cols // 2 for m in work.cast)
+            total = scan_bytes(work)
             found = scan(work, args.jobs, (lambda n: report("scan", n, total)) if report else None)
         document["scan"] = scan_document(found)
     print_result(args, document, lambda console: _render(console, work, document, found))
@@ -58,6 +59,9 @@ def _render(console: Console, work: Plan, document: dict[str, Any], found: Scan 
     if kept := [(r[0], r[1], r[3], r[4]) for r in rows if r[1] == r[2]]:
         console.print()
         console.print(table("kept as it is", ("class", "layout", ">matrices", ">elements"), kept))
+    if recast := [(c["class"], c["dtype"], c["tensors"], c["bytes"]) for c in document["fp8"]]:
+        console.print()
+        console.print(table("cast to FP8 blocks", ("class", "dtype", ">tensors", ">bytes"), recast))
     plain = [(c["class"], c["dtype"], c["tensors"], c["bytes"]) for c in document["plain"]]
     console.print()
     console.print(table("copied byte for byte", ("class", "dtype", ">tensors", ">bytes"), plain))
@@ -74,7 +78,12 @@ def _render(console: Console, work: Plan, document: dict[str, Any], found: Scan 
     for note in work.notes:
         console.print(f"note      {note}")
     if found is None:
-        console.print("exact?    not known from headers; add --scan")
+        lossy = document["quantized"]
+        console.print(
+            "exact?    no: INT4 groups are quantized anew" if lossy else "exact?    not known from headers; add --scan"
+        )
+    elif document["quantized"]:
+        console.print("exact?    no: INT4 groups are quantized anew; every scale of the source is a number")
     elif found.inexact_matrices:
         console.print(
             f"exact?    NO: {found.inexact_half_blocks:,} half blocks in {len(found.inexact_matrices):,} matrices:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from pathlib import Path
 
 from truecast.convert import Target
 
@@ -13,14 +14,36 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add ``--to`` and what goes with it."""
-    parser.add_argument("--to", required=True, metavar="FORMAT", help="nvfp4, mxfp4 (change of dialect only) or bf16")
+    parser.add_argument(
+        "--to", required=True, metavar="FORMAT", help="nvfp4, w4afp8, fp8, bf16, or mxfp4 (change of dialect only)"
+    )
     parser.add_argument("--dialect", metavar="NAME", help="nvfp4: modelopt (default), compressed-tensors;"
+                        " w4afp8: sglang (default), compressed-tensors; fp8: deepseek (128 x 128 blocks, default),"
+                        " compressed-tensors (per output channel);"
                         " mxfp4: compressed-tensors, deepseek, gpt-oss")  # fmt: skip
     parser.add_argument(
         "--activations",
         choices=("none", "nvfp4"),
         help="nvfp4: add activation scales of 1.0 (W4A4); none: weight-only, drop the source's;"
         " default: as the source has it, but nvfp4 for DeepSeek-V4 in the modelopt dialect",
+    )
+    parser.add_argument(
+        "--method",
+        choices=("exact", "signed", "amax"),
+        default="exact",
+        help="w4afp8: how group scales are found: exact: least squared error (default); signed: the largest value"
+        " becomes -8; amax: the largest magnitude becomes 7",
+    )
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="w4afp8: safetensors file of importance vectors, one weight an input channel: least weighted error",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=("fp8", "bf16"),
+        help="w4afp8: attention as FP8 blocks (default where the engine can take it), or left in BF16",
     )
     parser.add_argument(
         "--inexact",
@@ -44,6 +67,9 @@ def target_of(args: argparse.Namespace) -> Target:
         activations=None if args.activations is None else args.activations == "nvfp4",
         allow_inexact=args.inexact == "allow",
         max_shard_bytes=args.max_shard_size,
+        method=args.method,
+        weights=args.weights,
+        attention=args.attention,
     )
 
 

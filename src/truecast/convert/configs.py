@@ -9,12 +9,13 @@ from typing import Any
 from truecast import __version__
 from truecast.checkpoint.index import INDEX_FILE, encode_index
 from truecast.checkpoint.source import CONFIG, Checkpoint
-from truecast.convert.exclude import as_patterns, bank_of, exclude_globs, tied_heads, unquantized_modules
+from truecast.convert.exclude import as_patterns, bank_of, exclude_globs, exclude_names, tied_heads, unquantized_modules
 from truecast.convert.plan import Plan
 from truecast.families.base import aliases
-from truecast.layouts import nvfp4_modelopt
+from truecast.layouts import fp8_deepseek, nvfp4_modelopt
 from truecast.layouts.recognise import recognise
 
+_WITHOUT_GLOBS = {("w4afp8", "sglang"), ("fp8", "deepseek")}  # readers of these compare whole names
 HF_QUANT_CONFIG = "hf_quant_config.json"
 GENERATED = {CONFIG, HF_QUANT_CONFIG, "README.md"}
 """Files of the source that are replaced, not copied."""
@@ -49,13 +50,19 @@ def _config(plan: Plan, written: Checkpoint) -> tuple[dict[str, Any], dict[str, 
 
 def _quantization_config(plan: Plan, written: Checkpoint, before: dict[str, Any]) -> dict[str, Any]:
     contents = recognise(written.tensors)
-    cast = [m.name for m in contents.matrices.values() if m.layout == plan.layout.NAME]
-    kept = sorted({bank_of(m.name) for m in contents.matrices.values() if m.layout != plan.layout.NAME})
+    ours = {plan.layout.NAME, fp8_deepseek.NAME} if plan.layout.DIALECT == "sglang" else {plan.layout.NAME}
+    cast = [m.name for m in contents.matrices.values() if m.layout in ours]
+    kept = sorted({bank_of(m.name) for m in contents.matrices.values() if m.layout not in ours})
     plain = unquantized_modules(contents.plain.values())
-    globs = exclude_globs(plan.family, cast, [*plain, *tied_heads([*plain, *contents.matrices]), *kept])
+    left = [*plain, *tied_heads([*plain, *contents.matrices]), *kept]
+    if (plan.layout.FORMAT, plan.layout.DIALECT) in _WITHOUT_GLOBS:
+        return plan.layout.quantization_config(exclude_names(plan.family, left), plan.activations)
+    globs = exclude_globs(plan.family, cast, left)
     if before.get("quant_method") == "fp8":  # FP8 modules stay what they are, so their description stays too
         if plan.layout.DIALECT != "modelopt":
-            return before if plan.layout.DIALECT in ("deepseek", "bf16") else _plain_block(plan, globs)
+            has_fp8 = any(t.dtype == "F8_E4M3" for t in written.tensors.values())
+            keeps = plan.layout.DIALECT == "deepseek" or (plan.layout.DIALECT == "bf16" and has_fp8)
+            return before if keeps else _plain_block(plan, globs)
         banks = sorted({alias for name in {bank_of(m) for m in cast} for alias in aliases(plan.family, name)[:1]})
         return nvfp4_modelopt.hybrid_config(before, banks, globs, plan.activations)
     return _plain_block(plan, globs)

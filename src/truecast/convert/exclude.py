@@ -66,6 +66,12 @@ def exclude_globs(family: Family, quantized: Iterable[str], unquantized: Iterabl
     return sorted(globs)
 
 
+def exclude_names(family: Family, unquantized: Iterable[str]) -> list[str]:
+    """Every unquantized module in full, under all names that engines use: for readers that know no globs. Sorted."""
+    plain = list(unquantized)
+    return sorted({name for module in [*plain, *fused_modules(family, plain)] for name in aliases(family, module)})
+
+
 def as_patterns(globs: Iterable[str]) -> list[str]:
     """The same as compressed-tensors ``re:`` patterns."""
     return ["re:" + _regex(glob) + "$" for glob in globs]

@@ -18,10 +18,12 @@ from truecast.checkpoint.pool import run_jobs
 from truecast.checkpoint.source import Checkpoint, open_checkpoint, open_shards
 from truecast.checkpoint.writer import FileWriter, explained, write_file
 from truecast.convert.configs import GENERATED, small_files
+from truecast.convert.device import devices
 from truecast.convert.manifest import build_manifest, encode_manifest, load_manifest
+from truecast.convert.parts import Cast
 from truecast.convert.plan import Plan, ShardPlan, Target, plan
 from truecast.convert.reading import SourceFiles
-from truecast.convert.scan import Scan, scan
+from truecast.convert.scan import Scan, scan, scan_bytes
 from truecast.convert.shard import ShardJob, write_shard
 from truecast.errors import InexactError, InputError, RefusedError
 
@@ -43,13 +45,15 @@ def convert(
     target: Target,
     *,
     jobs: int = 1,
+    device: str = "cpu",
     card: Card | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Convert a checkpoint into the folder ``out`` and return its manifest.
 
     The same call after a kill goes on where it stopped and gives byte-identical output; after a complete run it does
-    nothing. ``jobs`` processes work on one shard each. Nothing is written before every scale has been read.
+    nothing. ``jobs`` processes work on one shard each; ``device`` (``cpu``, ``cuda``, or ``auto``: CUDA where there is one)
+    computes INT4 codes, with the same result. Nothing is written before every scale has been read.
 
     Raises: InputError for a faulty source or an unsuitable ``out``; InexactError where the cast would lose values and
     ``target.allow_inexact`` is not set; RefusedError for lack of space, or a folder that belongs to another run.
@@ -73,10 +77,11 @@ def convert(
         records = journal.finished()
         missing = [shard for shard in work.shards if shard.file not in records]
         _check_space(folder, sum(work.shard_bytes(shard) for shard in missing))
-        found = scan(work, jobs, _stage(progress, "scan", sum(m.rows * m.cols // 2 for m in work.cast)))
+        found = scan(work, jobs, _stage(progress, "scan", scan_bytes(work)))
         refuse_inexact(work, found)
         written = _stage(progress, "write", sum(work.shard_bytes(shard) for shard in missing))
-        shard_jobs = [_job(work, s, folder, found, stamps) for s in missing]
+        casts = [work.cast_settings(name) for name in devices(device, work.layout.FORMAT)]
+        shard_jobs = [_job(work, s, folder, found, stamps, casts[i % len(casts)]) for i, s in enumerate(missing)]
         with closing(run_jobs(write_shard, shard_jobs, jobs)) as results:
             for record, _ in results:
                 records[record["file"]] = record
@@ -97,7 +102,7 @@ def refuse_inexact(work: Plan, found: Scan) -> None:
     if not found.inexact_matrices or work.target.allow_inexact:
         return
     name, count = next(iter(found.inexact_matrices.items()))
-    unit = "elements" if work.layout.FORMAT == "bf16" else "half blocks"
+    unit = "half blocks" if work.layout.FORMAT == "nvfp4" else "elements"
     more = len(found.inexact_matrices) - 1
     raise InexactError(
         f"{count} {unit} cannot be exact in {work.layout.NAME}"
@@ -135,7 +140,9 @@ def _complete(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | Non
     return manifest if complete else None
 
 
-def _job(work: Plan, shard: ShardPlan, folder: Path, found: Scan, stamps: Mapping[str, list[int]]) -> ShardJob:
+def _job(
+    work: Plan, shard: ShardPlan, folder: Path, found: Scan, stamps: Mapping[str, list[int]], target: Cast
+) -> ShardJob:
     matrices = {m.name for t in shard.tensors for piece in t.pieces for m in piece}
     files = {t.source.file for t in shard.tensors if t.source is not None}
     files |= {v.tensor.file for t in shard.tensors for piece in t.pieces for m in piece for v in m.parts.values()}
@@ -146,8 +153,7 @@ def _job(work: Plan, shard: ShardPlan, folder: Path, found: Scan, stamps: Mappin
         source_path=work.source.local_path,
         stamps={name: s for name, s in stamps.items() if name in files},
         m={name: found.m[name] for name in matrices if name in found.m},
-        target=work.layout.FORMAT,
-        dialect=work.layout.DIALECT,
+        target=target,
     )
 
 

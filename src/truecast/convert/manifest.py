@@ -50,6 +50,7 @@ def build_manifest(
         "tensors": facts["out_tensors"],
         "classes": facts["classes"],
         "plain": facts["plain"],
+        "fp8_classes": facts["fp8"],
         "blocks": {
             "half_blocks": sum(r["half_blocks"] for r in records),
             "renormalised": sum(r["renormalised"] for r in records),
@@ -58,11 +59,29 @@ def build_manifest(
             "inexact_relative_rms": (error / total) ** 0.5 if total else 0.0,
         },
         "inexact": inexact,
+        **(_lossy(plan, records) if plan.layout.FORMAT == "w4afp8" else {}),
         "inexact_matrices": dict(sorted(scan.inexact_matrices.items())),
         "near_overflow": sorted(scan.near_overflow),
         "dropped": plan.dropped,
         "notes": plan.notes,
         "files": {name: files[name] for name in sorted(files)},
+    }
+
+
+def _lossy(plan: Plan, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """How INT4 groups were chosen, and how far each matrix and each FP8 module is off."""
+    int4 = {name: figures for r in records for name, figures in r["int4"].items()}
+    fp8 = {name: figures for r in records for name, figures in r["fp8"].items()}
+    importance = plan.importance
+    weights = None if importance is None else {"file": importance.path.name, "sha256": importance.sha256}
+    return {
+        "int4": {
+            "method": plan.target.method,
+            "signs": "both",
+            "weights": weights,
+            "matrices": {name: int4[name] for name in sorted(int4)},
+        },
+        "fp8": {"matrices": {name: fp8[name] for name in sorted(fp8)}},
     }
 
 

@@ -8,19 +8,33 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.header import alignment_of, encode_header, nbytes_of
+from truecast.checkpoint.header import TensorInfo, alignment_of, encode_header, nbytes_of
 from truecast.checkpoint.source import Checkpoint
+from truecast.convert.importance import Importance, open_importance
+from truecast.convert.int4_plan import becoming_fp8, check_groups, quantized_anew
+from truecast.convert.parts import Cast
 from truecast.errors import InputError, UsageError
 from truecast.families import Family, find_family
 from truecast.families.base import is_kept, twin_key
-from truecast.layouts import Layout, dialects, find_layout, nvfp4_modelopt
+from truecast.layouts import Layout, dialects, find_layout, format_of, fp8_deepseek, nvfp4_modelopt
 from truecast.layouts.base import Matrix, OutTensor, class_of
 from truecast.layouts.recognise import Contents, recognise
 
 METADATA = {"format": "pt"}
 """What every shard that truecast writes says of itself; transformers refuses a shard without it."""
+
+
+_CASTABLE = {
+    "nvfp4": ("mxfp4", "nvfp4"),
+    "mxfp4": ("mxfp4",),
+    "w4afp8": ("mxfp4", "w4afp8"),
+    "fp8": ("mxfp4",),
+    "bf16": ("mxfp4", "nvfp4", "w4afp8", "fp8"),
+}
+"""Formats of the source from which each format is made. FP8 modules stay FP8 under every target but BF16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,8 @@ class Target:
 
     ``activations``: add (or keep) activation scales, ``None`` = as the source has it. ``allow_inexact``: go on where
     exactness would be lost. ``max_shard_bytes``: split anew, ``None`` = one output shard per source shard.
+    For W4AFP8: ``method``: rule of the group scales; ``weights``: file of importance vectors; ``attention``: ``fp8`` or
+    ``bf16``, ``None`` = FP8 where the dialect has a place for it.
     """
 
     format: str
@@ -36,6 +52,9 @@ class Target:
     activations: bool | None = None
     allow_inexact: bool = False
     max_shard_bytes: int | None = None
+    method: str = "exact"
+    weights: Path | None = None
+    attention: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,8 +94,11 @@ class Plan:
     """Cast matrices that must share one global scale; every cast matrix is in exactly one group."""
     kept: list[Matrix]
     """Quantized matrices that stay as they are."""
+    fp8: list[TensorInfo]
+    """Plain BF16 weights that become FP8."""
     dropped: dict[str, str]
     """Source tensor -> why it is not carried over."""
+    importance: Importance | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -93,9 +115,18 @@ class Plan:
         """Size of one output shard in bytes."""
         return self.source.shards[shard.verbatim] if shard.verbatim else len(shard.header) + shard.data_bytes
 
+    def cast_settings(self, device: str = "cpu") -> Cast:
+        """What a worker has to know of the target."""
+        layout = self.layout
+        return Cast(
+            layout.FORMAT, layout.DIALECT, layout.STACKED, self.target.method, importance=self.importance, device=device
+        )
+
     def digest(self) -> str:
         """sha256 over the target's options and every output header: what the journal compares."""
         options = [self.layout.NAME, self.activations, self.target.allow_inexact]  # defaults resolved: however spelt
+        if self.layout.FORMAT == "w4afp8":
+            options += [self.target.method, self.importance.sha256 if self.importance else None]
         digest = hashlib.sha256(json.dumps(options).encode())
         for shard in self.shards:
             digest.update(shard.file.encode() + b"\0")
@@ -111,7 +142,7 @@ def plan(source: Checkpoint, target: Target) -> Plan:
     """
     contents = recognise(source.tensors)
     if not contents.matrices:
-        raise InputError("holds no MXFP4 or NVFP4 matrix: nothing to cast", where=source.location)
+        raise InputError("holds no quantized matrix: nothing to cast", where=source.location)
     family = find_family(source.config, source.tensors)
     layout = _target_layout(contents, target)
     kept, cast = _split_kept(contents, family, layout)
@@ -123,24 +154,41 @@ def plan(source: Checkpoint, target: Target) -> Plan:
         activations = layout.FORMAT == "nvfp4" and (wanted or any(m.input_scale is not None for m in cast))
     if activations and layout.FORMAT != "nvfp4":
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
+    fp8, importance = [], None
+    if layout.FORMAT == "w4afp8":
+        check_groups(family, cast)
+        fp8 = becoming_fp8(family, contents, layout, target.attention)
+        importance = None if target.weights is None else open_importance(target.weights, quantized_anew(cast))
     emitted = list(layout.emit(cast, activations))
-    ordered = _place(source, contents, kept, emitted)
+    ordered = _place(source, contents, kept, fp8, emitted)
     shards = _shard(source, ordered, target.max_shard_bytes)
     _check_names(shards)
-    dropped = _dropped(cast, activations, layout)
+    dropped = _dropped(cast, emitted, layout)
     note = family.engine_notes.get((layout.FORMAT, layout.DIALECT))
     if layout.FORMAT == "mxfp4" and family.dialect not in (None, layout.DIALECT):
         note = f"no engine is known to read {family.name} in this dialect; its own is {family.dialect}"
     groups = _twin_groups(family, cast, emitted)
     return Plan(
-        source, contents, family, target, layout, activations, shards, groups, kept, dropped, [note] if note else []
+        source=source,
+        contents=contents,
+        family=family,
+        target=target,
+        layout=layout,
+        activations=activations,
+        shards=shards,
+        twin_groups=groups,
+        kept=kept,
+        fp8=fp8,
+        dropped=dropped,
+        importance=importance,
+        notes=[note] if note else [],
     )
 
 
 def _target_layout(contents: Contents, target: Target) -> Layout:
     names = dialects(target.format)
     if not names:
-        raise UsageError(f"there is no target format {target.format!r}", fix="choose nvfp4, mxfp4 or bf16")
+        raise UsageError(f"there is no target format {target.format!r}", fix="choose nvfp4, w4afp8, fp8, mxfp4 or bf16")
     if target.format == "mxfp4" and target.dialect is None:
         raise UsageError("--to mxfp4 changes the dialect only, so it needs --dialect", fix=f"one of {', '.join(names)}")
     stacked = all(m.codes.entry is not None for m in contents.matrices.values())
@@ -150,32 +198,61 @@ def _target_layout(contents: Contents, target: Target) -> Layout:
         raise UsageError(
             f"--to {target.format} has no dialect {target.dialect!r}", fix=f"choose one of {', '.join(names)}"
         ) from None
-    nvfp4 = next((m for m in contents.matrices.values() if m.layout.startswith("nvfp4")), None)
-    if layout.FORMAT == "mxfp4" and nvfp4 is not None:
-        raise UsageError(f"--to mxfp4 changes the dialect only, and {nvfp4.where} is NVFP4")
+    _check_options(target, layout)
     return layout
 
 
+def _check_options(target: Target, layout: Layout) -> None:
+    """Options that concern W4AFP8 alone are a mistake anywhere else."""
+    if layout.FORMAT != "w4afp8":
+        for option, given in (
+            ("--weights", target.weights is not None),
+            ("--method", target.method != "exact"),
+            ("--attention", target.attention is not None),
+        ):
+            if given:
+                raise UsageError(f"{option} makes no sense with --to {layout.FORMAT}")
+    if target.weights is not None and target.method != "exact":
+        raise UsageError(f"--weights needs --method exact: {target.method} looks at the largest value only")
+    if target.attention == "fp8" and layout.DIALECT != "sglang":
+        raise UsageError(f"the dialect {layout.DIALECT} keeps attention in BF16", fix="leave out --attention fp8")
+
+
 def _split_kept(contents: Contents, family: Family, layout: Layout) -> tuple[list[Matrix], list[Matrix]]:
+    """Matrices that stay, and those to cast. Raises: UsageError for one that is neither."""
     kept: list[Matrix] = []
     cast: list[Matrix] = []
     for matrix in contents.matrices.values():
-        keep = matrix.layout == layout.NAME or (layout.NAME == nvfp4_modelopt.NAME and is_kept(family, matrix.name))
-        (kept if keep else cast).append(matrix)
+        stays = matrix.layout == layout.NAME or (layout.NAME == nvfp4_modelopt.NAME and is_kept(family, matrix.name))
+        if not stays and format_of(matrix) not in _CASTABLE[layout.FORMAT]:
+            if format_of(matrix) != "fp8":
+                raise UsageError(
+                    f"--to {layout.FORMAT} takes {' or '.join(_CASTABLE[layout.FORMAT])}, and {matrix.where} is"
+                    f" {format_of(matrix)}",
+                    fix="convert from the original checkpoint",
+                )
+            stays = True
+        (kept if stays else cast).append(matrix)
     return kept, cast
 
 
 def _place(
-    source: Checkpoint, contents: Contents, kept: Sequence[Matrix], emitted: Sequence[OutTensor]
+    source: Checkpoint,
+    contents: Contents,
+    kept: Sequence[Matrix],
+    fp8: Sequence[TensorInfo],
+    emitted: Sequence[OutTensor],
 ) -> list[tuple[str, list[OutTensor]]]:
     """Output units in source order: ``(source shard, tensors)``, a cast matrix's tensors where its codes stood."""
     copied = set(contents.plain) | {view.tensor.name for m in kept for view in m.parts.values()}
     by_anchor: dict[str, list[OutTensor]] = defaultdict(list)
     for tensor in emitted:
         by_anchor[tensor.pieces[0][0].codes.tensor.name].append(tensor)
+    for info in fp8:
+        by_anchor[info.name] = list(fp8_deepseek.emit_fp8(info))
     units: list[tuple[str, list[OutTensor]]] = []
     for info in source.tensors.values():
-        if info.name in copied:
+        if info.name in copied and info.name not in by_anchor:
             units.append((info.file, [OutTensor(info.name, info.dtype, info.shape, "copy", source=info)]))
         elif info.name in by_anchor:
             units.append((info.file, by_anchor[info.name]))
@@ -237,11 +314,15 @@ def _check_names(shards: Sequence[ShardPlan]) -> None:
             seen.add(tensor.name)
 
 
-def _dropped(cast: Sequence[Matrix], activations: bool, layout: Layout) -> dict[str, str]:
-    if activations or not any(m.input_scale for m in cast):
-        return {}
-    why = "activation scale: the target is weight-only" if layout.FORMAT == "nvfp4" else "activation scale"
-    return {m.input_scale.tensor.name: why for m in cast if m.input_scale is not None}
+def _dropped(cast: Sequence[Matrix], emitted: Sequence[OutTensor], layout: Layout) -> dict[str, str]:
+    """Activation scales of matrices that are written without any."""
+    scaled = {m.name for t in emitted if t.role == "input_scale" for piece in t.pieces for m in piece}
+    why = "activation scale"
+    if layout.FORMAT == "nvfp4":
+        why += ": the target is weight-only"
+    elif layout.FORMAT in ("w4afp8", "fp8"):
+        why += ": the target finds its own at run time"
+    return {m.input_scale.tensor.name: why for m in cast if m.input_scale is not None and m.name not in scaled}
 
 
 def _twin_groups(family: Family, cast: Sequence[Matrix], emitted: Sequence[OutTensor]) -> list[list[Matrix]]:
@@ -276,10 +357,13 @@ def summary(plan: Plan) -> Mapping[str, Any]:
         classes[key] += 1
         elements[key] += matrix.rows * matrix.cols
     becomes = {class_of(m): plan.layout.NAME for m in cast}
+    fp8 = {t.name for t in plan.fp8}
     layouts = {class_of(m.name): m.layout for m in plan.contents.matrices.values()}
     plain: dict[str, dict[str, Any]] = {}
+    recast: dict[str, dict[str, Any]] = {}
     for tensor in plan.contents.plain.values():
-        row = plain.setdefault(class_of(tensor.name), {"dtype": tensor.dtype, "tensors": 0, "bytes": 0})
+        rows = recast if tensor.name in fp8 else plain
+        row = rows.setdefault(class_of(tensor.name), {"dtype": tensor.dtype, "tensors": 0, "bytes": 0})
         row["tensors"] += 1
         row["bytes"] += tensor.nbytes
     return {
@@ -304,6 +388,8 @@ def summary(plan: Plan) -> Mapping[str, Any]:
             for key in sorted(classes)
         ],
         "plain": [{"class": key, **plain[key]} for key in sorted(plain)],
+        "fp8": [{"class": key, **recast[key]} for key in sorted(recast)],
+        "quantized": len(quantized_anew(plan.cast)) if plan.layout.FORMAT == "w4afp8" else 0,
         "dropped": len(plan.dropped),
         "notes": plan.notes,
     }

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.checkpoint.files import ByteFile, Opener
+from truecast.convert.floats import widen
 from truecast.errors import InputError
 from truecast.formats import e8m0
+from truecast.layouts import format_of, w4afp8_compressed_tensors
 from truecast.layouts.base import Matrix, View, read_view
 
 U8 = NDArray[np.uint8]
@@ -45,7 +47,7 @@ class Codes:
     """A matrix's packed codes, read only as far as they are asked for."""
 
     def __init__(self, matrix: Matrix, read: Callable[[str], ByteFile]) -> None:
-        self._view, self._shape = matrix.codes, (matrix.rows, matrix.cols // 2)
+        self._view, self._rows = matrix.codes, matrix.rows
         self._file = read(matrix.codes.tensor.file)
         self._packed: U8 | None = None
 
@@ -55,7 +57,7 @@ class Codes:
         return self._view.entry is None and self._view.row_step == 1 and not self._view.transposed
 
     def packed(self) -> U8:
-        """All of them. Shape: ``[N, K/2]``."""
+        """All of them. Shape: ``[N, bytes a row]``."""
         if self._packed is None:
             self._packed = read_view(self._view, self._file)
         return self._packed
@@ -63,24 +65,39 @@ class Codes:
     def blocks(self, rows: NDArray[np.int64], groups: NDArray[np.int64]) -> U8:
         """Those of some blocks of 32. Shapes: rows ``[n]``, block numbers ``[n]`` -> ``[n, 16]``."""
         if self._packed is None and self.stored_together and rows.size <= FEW_BLOCKS:
-            starts = self._view.tensor.start + rows * self._shape[1] + groups * 16
+            starts = self._view.tensor.start + rows * (self._view.tensor.nbytes // self._rows) + groups * 16
             data = b"".join(self._file.read(int(start), int(start) + 16) for start in starts)
             return np.frombuffer(data, dtype=np.uint8).reshape(-1, 16)
-        return self.packed().reshape(self._shape[0], -1, 16)[rows, groups]
+        return self.packed().reshape(self._rows, -1, 16)[rows, groups]
+
+
+def read_scale(matrix: Matrix, read: Callable[[str], ByteFile]) -> U8:
+    """The block scales as stored, a row of bytes for each row. Raises: InputError if one is no usable number."""
+    scale = read_view(matrix.scale, read(matrix.scale.tensor.file))
+    check_scales(matrix, scale)
+    return scale
 
 
 def check_scales(matrix: Matrix, scale: U8) -> None:
-    """Refuse a NaN among block scales. Raises: InputError naming tensor, row and block."""
-    if matrix.layout.startswith("mxfp4"):
-        if int(scale.max()) < e8m0.NAN:
-            return
-        bad = scale == e8m0.NAN
-    else:
-        bad = (scale & 0x7F) == 0x7F
+    """Refuse block scales that are NaN, or, where scales are wider floats, infinite or zero.
+
+    Raises: InputError naming tensor, row and block.
+    """
+    match format_of(matrix):
+        case "mxfp4":
+            if int(scale.max()) < e8m0.NAN:
+                return
+            bad, values = scale == e8m0.NAN, None
+        case "nvfp4":
+            bad, values = (scale & 0x7F) == 0x7F, None
+        case _:
+            values = widen(scale, matrix.scale.tensor.dtype)
+            bad = ~np.isfinite(values) | (values == 0)
     if bad.any():
         row, block = (int(i) for i in np.argwhere(bad)[0])
+        is_what = f"NaN (byte {int(scale[row, block])})" if values is None else str(values[row, block])
         raise InputError(
-            f"{matrix.name}: block scale is NaN (byte {int(scale[row, block])}) at row {row}, block {block}"
+            f"{matrix.name}: block scale is {is_what} at row {row}, block {block}"
             f"{'' if int(bad.sum()) == 1 else f', and in {int(bad.sum()) - 1} more blocks'}",
             where=matrix.scale.tensor.where,
             fix="download the shard again, or ask whoever made it",
@@ -94,8 +111,8 @@ def read_global_scale(matrix: Matrix, read: Callable[[str], ByteFile]) -> np.flo
 
 
 def read_scalar(view: View, read: Callable[[str], ByteFile], what: str) -> np.float32:
-    """A stored float32 scale. Raises: InputError if it is not positive and finite."""
-    value = read_view(view, read(view.tensor.file)).view(np.float32)[0, 0]
+    """A stored scale of a whole tensor, as float32. Raises: InputError if it is not positive and finite."""
+    value = widen(read_view(view, read(view.tensor.file)), view.tensor.dtype)[0, 0]
     if not (np.isfinite(value) and value > 0):
         raise InputError(f"{what} is {value}; it must be positive and finite", where=view.tensor.where)
     return np.float32(value)
@@ -124,3 +141,9 @@ def check_one_global_scale(group: list[Matrix], read: Callable[[str], ByteFile])
                 where=matrix.where,
                 fix="convert with --dialect compressed-tensors, which stores one for each expert",
             )
+
+
+def check_stored_shape(matrix: Matrix, read: Callable[[str], ByteFile]) -> None:
+    """Where a layout stores the shape, compare it with what the codes hold. Raises: InputError where they differ."""
+    if matrix.shape is not None:
+        w4afp8_compressed_tensors.check_stored_shape(matrix, read(matrix.shape.tensor.file))

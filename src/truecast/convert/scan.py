@@ -13,19 +13,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.casts import mxfp4_to_nvfp4, to_bf16
+from truecast.casts import mxfp4_to_nvfp4
 from truecast.checkpoint.files import ByteFile
+from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.pool import run_jobs
+from truecast.convert import into_bf16, into_fp8, into_w4afp8
+from truecast.convert.parts import Cast
 from truecast.convert.plan import Plan
 from truecast.convert.reading import (
     Codes,
     SourceFiles,
     check_one_global_scale,
     check_scales,
+    check_stored_shape,
     inverted,
     read_global_scale,
+    read_scale,
 )
 from truecast.formats import e8m0, exact
+from truecast.layouts import format_of
 from truecast.layouts.base import Matrix, read_view
 
 U8 = NDArray[np.uint8]
@@ -42,7 +48,7 @@ class Scan:
     half_blocks: int = 0
     inexact_half_blocks: int = 0
     inexact_matrices: dict[str, int] = field(default_factory=dict)
-    """Matrix -> half blocks (for BF16: elements) that cannot be exact."""
+    """Matrix -> half blocks (for BF16 and FP8: elements) that cannot be exact."""
     near_overflow: list[str] = field(default_factory=list)
     """Matrices whose largest block times 6 overflows float32."""
 
@@ -59,9 +65,14 @@ class Scan:
 class _Job:
     files: SourceFiles
     groups: list[list[Matrix]]
-    target_format: str
-    target_dialect: str
-    stacked: bool
+    plain: list[TensorInfo]
+    """BF16 weights that become FP8."""
+    target: Cast
+
+    @property
+    def code_bytes(self) -> int:
+        """What progress counts: the bytes of the codes, and of the plain weights."""
+        return sum(m.codes.bytes for group in self.groups for m in group) + sum(t.nbytes for t in self.plain)
 
 
 def scan(plan: Plan, jobs: int = 1, progress: Callable[[int], None] | None = None) -> Scan:
@@ -71,18 +82,22 @@ def scan(plan: Plan, jobs: int = 1, progress: Callable[[int], None] | None = Non
     """
     result = Scan()
     files = SourceFiles(plan.source.opener)
-    layout = plan.layout
-    parts = [
-        _Job(files, groups, layout.FORMAT, layout.DIALECT, layout.STACKED) for groups in _by_shard(plan.twin_groups)
-    ]
-    with closing(run_jobs(_scan_groups, parts, jobs)) as results:
+    target = plan.cast_settings()
+    parts = [_Job(files, groups, [], target) for groups in _by_shard(plan.twin_groups)]
+    parts += [_Job(files, [], plain, target) for plain in _plain_by_shard(plan.fp8)]
+    with closing(run_jobs(_scan_part, parts, jobs)) as results:
         for part, job in results:
             result.merge(part)
             if progress:
-                progress(sum(m.rows * m.cols // 2 for group in job.groups for m in group))
+                progress(job.code_bytes)
     result.inexact_matrices = dict(sorted(result.inexact_matrices.items()))  # parts come in no fixed order
     result.near_overflow.sort()
     return result
+
+
+def scan_bytes(plan: Plan) -> int:
+    """What ``progress`` adds up to."""
+    return sum(m.codes.bytes for m in plan.cast) + sum(t.nbytes for t in plan.fp8)
 
 
 def _by_shard(groups: Iterable[list[Matrix]]) -> list[list[list[Matrix]]]:
@@ -92,18 +107,45 @@ def _by_shard(groups: Iterable[list[Matrix]]) -> list[list[list[Matrix]]]:
     return [g[i : i + GROUPS_A_JOB] for g in by_shard.values() for i in range(0, len(g), GROUPS_A_JOB)]
 
 
-def _scan_groups(job: _Job) -> Scan:
+def _plain_by_shard(plain: Iterable[TensorInfo]) -> list[list[TensorInfo]]:
+    by_shard: dict[str, list[TensorInfo]] = {}
+    for info in plain:
+        by_shard.setdefault(info.file, []).append(info)
+    return list(by_shard.values())
+
+
+def _scan_part(job: _Job) -> Scan:
     result = Scan()
     with job.files.open() as read:
         for group in job.groups:
-            if job.target_format == "nvfp4":
-                _scan_nvfp4(group, read, job.target_dialect, job.stacked, result)
-            elif job.target_format == "bf16":
-                _scan_bf16(group, read, result)
+            for matrix in group:
+                check_stored_shape(matrix, read)
+            if job.target.format == "nvfp4":
+                _scan_nvfp4(group, read, job.target.dialect, job.target.stacked, result)
             else:
                 for matrix in group:
-                    check_scales(matrix, read_view(matrix.scale, read(matrix.scale.tensor.file)))
+                    _scan_matrix(matrix, read, job.target, result)
+        for info in job.plain:
+            into_fp8.check_plain(info, read)
     return result
+
+
+def _scan_matrix(matrix: Matrix, read: Callable[[str], ByteFile], target: Cast, result: Scan) -> None:
+    """Targets under which a matrix stands for itself."""
+    result.half_blocks += matrix.rows * matrix.cols // 16
+    inexact = 0
+    match target.format, format_of(matrix):
+        case "bf16", _:
+            read_scale(matrix, read)
+            inexact = into_bf16.inexact_elements(matrix, read)
+        case "fp8", _:
+            inexact = into_fp8.inexact_elements(matrix, read, target.dialect)
+        case "w4afp8", "w4afp8":
+            into_w4afp8.bf16_scales(matrix, read)
+        case _:
+            read_scale(matrix, read)
+    if inexact:
+        result.inexact_matrices[matrix.name] = inexact
 
 
 def _scan_nvfp4(
@@ -112,12 +154,12 @@ def _scan_nvfp4(
     scales = [read_view(m.scale, read(m.scale.tensor.file)) for m in group]
     for matrix, scale in zip(group, scales, strict=True):
         check_scales(matrix, scale)
-        result.half_blocks += scale.size * (2 if matrix.layout.startswith("mxfp4") else 1)
-    sources = [(m, s) for m, s in zip(group, scales, strict=True) if m.layout.startswith("mxfp4")]
+        result.half_blocks += scale.size * (2 if format_of(matrix) == "mxfp4" else 1)
+    sources = [(m, s) for m, s in zip(group, scales, strict=True) if format_of(m) == "mxfp4"]
     if stacked and len(sources) < len(group):
         check_one_global_scale(group, read)
     if len(sources) < len(group):
-        _scan_relayout([m for m in group if not m.layout.startswith("mxfp4")], read, dialect, result)
+        _scan_relayout([m for m in group if format_of(m) != "mxfp4"], read, dialect, result)
     if not sources:
         return
     m, k_max, inexact = _choose([(s, Codes(m, read)) for m, s in sources])
@@ -178,21 +220,3 @@ def _scan_relayout(group: list[Matrix], read: Callable[[str], ByteFile], dialect
             if np.frexp(value)[0] != 0.5:
                 result.inexact_matrices[matrix.name] = matrix.rows * matrix.cols // 16
                 result.inexact_half_blocks += matrix.rows * matrix.cols // 16
-
-
-def _scan_bf16(group: list[Matrix], read: Callable[[str], ByteFile], result: Scan) -> None:
-    for matrix in group:
-        scale = read_view(matrix.scale, read(matrix.scale.tensor.file))
-        check_scales(matrix, scale)
-        result.half_blocks += scale.size * (2 if matrix.layout.startswith("mxfp4") else 1)
-        if matrix.layout.startswith("mxfp4"):
-            if int(scale.max()) - e8m0.BIAS < to_bf16.OVERFLOW_EXPONENT:
-                continue
-            packed = read_view(matrix.codes, read(matrix.codes.tensor.file))
-            inexact = to_bf16.from_mxfp4(packed, scale)[1]
-        else:
-            packed = read_view(matrix.codes, read(matrix.codes.tensor.file))
-            divides = matrix.layout.endswith("compressed-tensors")
-            inexact = to_bf16.from_nvfp4(packed, scale, read_global_scale(matrix, read), divides)[1]
-        if inexact:
-            result.inexact_matrices[matrix.name] = inexact

@@ -11,6 +11,7 @@ from truecast.checkpoint.files import ByteFile, LocalFile, stream
 from truecast.checkpoint.journal import write_record
 from truecast.checkpoint.source import shard_path, stamp
 from truecast.checkpoint.writer import FileWriter
+from truecast.convert.parts import Cast
 from truecast.convert.plan import ShardPlan
 from truecast.convert.produce import Producer
 from truecast.convert.reading import SourceFiles
@@ -28,8 +29,7 @@ class ShardJob:
     stamps: Mapping[str, list[int]]
     """Size and mtime of the source files that it reads, as they were when the run began."""
     m: Mapping[str, int]
-    target: str
-    dialect: str
+    target: Cast
 
 
 def write_shard(job: ShardJob) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
 
 def _write_tensors(job: ShardJob, writer: FileWriter) -> dict[str, Any]:
     with job.files.open() as read:
-        producer = Producer(read, job.m, job.target, job.dialect)
+        producer = Producer(read, job.m, job.target)
         if job.shard.verbatim:
             _copy_whole(read(job.shard.verbatim), writer)
         else:
@@ -71,6 +71,8 @@ def _write_tensors(job: ShardJob, writer: FileWriter) -> dict[str, Any]:
         "renormalised": tally.renormalised,
         "subnormal_scales": tally.subnormal_scales,
         "inexact": tally.inexact,
+        "int4": tally.int4,
+        "fp8": tally.fp8,
     }
 
 

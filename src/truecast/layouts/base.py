@@ -29,6 +29,12 @@ class View:
     row_step: int = 1
     transposed: bool = False
 
+    @property
+    def bytes(self) -> int:
+        """Size of the part."""
+        size = self.tensor.nbytes if self.entry is None else self.tensor.nbytes // self.tensor.shape[0]
+        return size // self.row_step
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:

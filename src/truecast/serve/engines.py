@@ -1,0 +1,148 @@
+"""Which kernel runs the experts: engine by engine, format by format, GPU generation by generation.
+
+Read in the sources of SGLang 0.5.20 and vLLM 0.33; what was not established there is worded so, nothing is guessed.
+
+SGLang (python/sglang/srt): models/kimi_k3.py, arg_groups/model_overrides/kimi_k3.py, layers/quantization/{mxfp4,
+modelopt_quant,w4afp8,fp8,utils}.py, layers/moe/cutlass_w4a8_moe.py, layers/moe/moe_runner/{marlin,deep_gemm}.py and
+moe_runner/triton_utils/fused_moe.py. vLLM (vllm/model_executor): layers/fused_moe/oracle/{mxfp4,nvfp4,w4a8,fp8}.py,
+layers/quantization/utils/{quant_utils.py,humming/priority.py}, models/config.py. Window of MXFP4 times FP8: humming's
+transform.py, which keeps twelve binades and rounds again outside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SGLANG, VLLM = "SGLang 0.5.20", "vLLM 0.33"
+HOPPER, BLACKWELL = frozenset({90}), frozenset({100, 103})
+
+W4A16 = "4-bit in memory only (W4A16): multiplied in BF16, so no FP4 or FP8 throughput"
+EXACT = "as stored"
+WINDOW = "as stored while an expert's scales lie within 12 binades (no weight error), rounded again outside"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way in which an engine computes routed experts of one format.
+
+    ``functions``: hidden activations (``hidden_act``) that it computes; ``otherwise``: what happens with another one.
+    """
+
+    engine: str
+    format: str
+    dialects: frozenset[str]
+    capabilities: frozenset[int]
+    kernel: str
+    activations: str
+    weights: str
+    functions: frozenset[str]
+    otherwise: str
+    options: str = ""
+    faults: tuple[str, ...] = ()
+    aarch64_faults: tuple[str, ...] = ()
+    family_faults: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def faults_for(self, family: str, function: str | None, host: str) -> tuple[str, ...]:
+        """Everything known against this route for a model family, a hidden activation and a host architecture."""
+        found = list(self.faults)
+        if function is not None and function not in self.functions:
+            found.insert(0, self.otherwise.format(function))
+        if host == "aarch64":
+            found += self.aarch64_faults
+        return (*found, *self.family_faults.get(family, ()))
+
+
+_COMMON = frozenset({"silu", "gelu", "situ"})
+_GATED = frozenset({"silu", "situ"})
+_MXFP4 = frozenset({"compressed-tensors", "deepseek", "gpt-oss"})
+_NVFP4 = frozenset({"modelopt", "compressed-tensors"})
+_UNKNOWN = "it is not established that this kernel computes {}"
+_REFUSED = "refuses {} at the first forward pass"
+_SKIPPED = "vLLM passes this kernel over for {}"
+_DROPS_PACKED = (
+    "renames weight_packed, finds no parameter of that name, and leaves the experts unloaded without an error"
+)
+_NO_INPUT_SCALES = "multiplies FP4 by FP4: a checkpoint without activation scales is not made for it"
+_ACTIVATION_OVERRIDE = "quantization_config.moe.activation"
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        SGLANG, "mxfp4", _MXFP4, HOPPER, "Marlin", "BF16", EXACT, _GATED, _REFUSED, "--moe-runner-backend marlin",
+        (W4A16, "under EP its tile is chosen from local experts only: slow at small batches"),
+        family_faults={"kimi_k3": ("without that option the experts are expanded to BF16 at load",)},
+    ),
+    Route(
+        SGLANG, "mxfp4", _MXFP4, HOPPER, "FlashInfer CUTLASS", "FP8", WINDOW, frozenset({"silu"}), _UNKNOWN,
+        "--moe-runner-backend flashinfer_mxfp4 --flashinfer-mxfp4-moe-precision fp8",
+    ),
+    Route(
+        SGLANG, "mxfp4", _MXFP4, BLACKWELL, "FlashInfer TRT-LLM", "MXFP8", EXACT, _GATED, _UNKNOWN,
+        "--moe-runner-backend flashinfer_mxfp4",
+    ),
+    Route(
+        SGLANG, "nvfp4", _NVFP4, HOPPER, "Marlin", "BF16", EXACT, frozenset({"silu"}), _REFUSED, "", (W4A16,),
+    ),
+    Route(
+        SGLANG, "nvfp4", _NVFP4, BLACKWELL, "FlashInfer TRT-LLM", "NVFP4", EXACT, _COMMON, _REFUSED,
+        "--moe-runner-backend flashinfer_trtllm", (_NO_INPUT_SCALES,),
+    ),
+    Route(
+        SGLANG, "w4afp8", frozenset({"sglang"}), HOPPER, "CUTLASS W4A8 of sglang-kernel",
+        "FP8, one static scale a tensor", EXACT, frozenset({"silu"}), "computes SiLU where the model wants {}, silently",
+        "",
+        (
+            "its config reader drops ignored_layers: modules kept in BF16 are taken for FP8",
+            "activation scales of 1.0 saturate at 448: calibrate, or check the largest activation",
+        ),
+        ("the aarch64 wheels of sglang-kernel up to 0.4.10 have no sm_90a code: the kernel traps until it is rebuilt",),
+        {"kimi_k3": ("at TP above 1 it stops while building b_proj, because of those ignored layers: needs a patch",)},
+    ),
+    Route(
+        SGLANG, "w4afp8", frozenset({"compressed-tensors"}), HOPPER, "CUTLASS W4A8 of sglang-kernel",
+        "FP8, one dynamic scale a tensor", EXACT, frozenset({"silu"}), _REFUSED, "", (),
+        ("the aarch64 wheels of sglang-kernel up to 0.4.10 have no sm_90a code: the kernel traps until it is rebuilt",),
+        {"kimi_k3": (_DROPS_PACKED,)},
+    ),
+    Route(
+        SGLANG, "fp8", frozenset({"deepseek"}), HOPPER | BLACKWELL, "DeepGEMM or Triton", "FP8, a scale per token and 128",
+        EXACT, _GATED, _UNKNOWN,
+    ),
+    Route(SGLANG, "bf16", frozenset({"bf16"}), HOPPER | BLACKWELL, "Triton", "BF16", EXACT, _COMMON, _REFUSED),
+    Route(
+        VLLM, "mxfp4", _MXFP4, HOPPER, "Humming", "BF16", EXACT, _COMMON, _SKIPPED, "", (W4A16,),
+    ),
+    Route(
+        VLLM, "mxfp4", _MXFP4, HOPPER, "Humming", "FP8", WINDOW, _COMMON, _SKIPPED,
+        f"moe_backend humming, an FP8 {_ACTIVATION_OVERRIDE}",
+    ),
+    Route(
+        VLLM, "mxfp4", _MXFP4, BLACKWELL, "FlashInfer TRT-LLM", f"BF16, MXFP8 by {_ACTIVATION_OVERRIDE}", EXACT, _COMMON,
+        _SKIPPED,
+    ),
+    Route(VLLM, "nvfp4", _NVFP4, HOPPER, "Humming or Marlin", "BF16", EXACT, _COMMON, _SKIPPED, "", (W4A16,)),
+    Route(
+        VLLM, "nvfp4", _NVFP4, BLACKWELL, "FlashInfer TRT-LLM or CuTe DSL", "NVFP4", EXACT, _COMMON, _SKIPPED, "",
+        (_NO_INPUT_SCALES,),
+    ),
+    Route(
+        VLLM, "w4afp8", frozenset({"compressed-tensors"}), HOPPER, "CUTLASS W4A8", "FP8, a dynamic scale per token",
+        "group scales rounded to E4M3 at load: up to 1/16 off, each", _COMMON, _SKIPPED, "",
+        ("it is not established that the kernel takes negative group scales",),
+    ),
+    Route(
+        VLLM, "w4afp8", frozenset({"compressed-tensors"}), HOPPER | BLACKWELL, "Humming",
+        "FP8, a dynamic scale per token", EXACT, _COMMON, _SKIPPED, "moe_backend humming",
+        ("it is not established that the kernel takes negative group scales",),
+    ),
+    Route(
+        VLLM, "fp8", frozenset({"deepseek", "compressed-tensors"}), HOPPER | BLACKWELL, "Triton or CUTLASS", "FP8", EXACT,
+        _COMMON, _SKIPPED,
+    ),
+    Route(VLLM, "bf16", frozenset({"bf16"}), HOPPER | BLACKWELL, "Triton", "BF16", EXACT, _COMMON, _SKIPPED),
+)  # fmt: skip
+"""Every route that was read, SGLang's before vLLM's."""
+
+
+def routes(target: str, dialect: str, capability: int) -> list[Route]:
+    """Ways to compute this format, stored in this dialect, on GPUs of this compute capability."""
+    return [r for r in ROUTES if r.format == target and dialect in r.dialects and capability in r.capabilities]
