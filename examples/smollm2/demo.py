@@ -81,6 +81,7 @@ def w4afp8(folder: Path) -> list[tuple[str, str]]:
     show("truecast", "plan", source, "--to", "w4afp8")
     show("truecast", "convert", source, out, "--to", "w4afp8")
     show("truecast", "check", out)
+    show("truecast", "verify", source, out)
     show("truecast", "verify", source, out, "--json", into=verdict)
     quality = json.loads(verdict.read_bytes())["quality"]
     experts, attention = quality["int4"], quality["fp8"]
@@ -91,7 +92,11 @@ def w4afp8(folder: Path) -> list[tuple[str, str]]:
             f" {experts['relative_error']:.2%}; {experts['nearest_share']:.0%} of the codes are nearest,"
             f" {experts['unbeaten_share']:.0%} of {experts['groups']:,} scales have no better neighbour",
         ),
-        ("W4AFP8 attention", f"{attention['matrices']} matrices in FP8, SQNR {attention['sqnr_db']:.2f} dB"),
+        (
+            "W4AFP8 attention",
+            f"{attention['matrices']} matrices in FP8, SQNR {attention['sqnr_db']:.2f} dB, relative error"
+            f" {attention['relative_error']:.2%}",
+        ),
     ]
 
 
