@@ -89,8 +89,8 @@ def w4afp8(folder: Path) -> list[tuple[str, str]]:
         (
             "W4AFP8 experts",
             f"{experts['matrices']} matrices, SQNR {experts['sqnr_db']:.2f} dB, relative error"
-            f" {experts['relative_error']:.2%}; {experts['nearest_share']:.0%} of the codes are nearest,"
-            f" {experts['unbeaten_share']:.0%} of {experts['groups']:,} scales have no better neighbour",
+            f" {experts['relative_error']:.2%}; {experts['nearest']:,} of {experts['elements']:,} codes are nearest,"
+            f" {experts['unbeaten']:,} of {experts['groups']:,} scales have no better neighbour",
         ),
         (
             "W4AFP8 attention",
