@@ -16,7 +16,6 @@ _PLACE = np.array([99] + [ORDER[2 * int(h)] for h in _HALVES[1:]], dtype=np.int6
 _LIVE = np.array([*LIVE, 0], dtype=np.int64)
 _CHANGES = CHANGES.copy()
 _CODES = CODES.astype(np.int64)
-_NIBBLE = np.arange(16)
 _TWO = np.ldexp(1.0, np.arange(-640, 641))
 _ZERO = 640
 
@@ -26,6 +25,10 @@ DEPTH_WEIGHTED = 16
 """With 16-bit weights it lies above a 2^14.6th of it."""
 _BINS = 2 * DEPTH_WEIGHTED + 12
 _OFFSET = 2 * DEPTH_WEIGHTED + 1
+_ENERGY = np.array([(1.0 + 1.25 * (i % 2 == 0)) * 4.0 ** ((i - _OFFSET) // 2) for i in range(_OFFSET + 2)])
+"""Square of each magnitude that is counted, in units of 4^base: the largest are 1 and 1.5."""
+_UNCOUNTED = 128 * 65535 * 2.0**-33
+"""No less than what magnitudes too small to be counted add to that."""
 _LEAST = -126  # exponent of the smallest normal BF16
 
 
@@ -83,19 +86,29 @@ def quantize(packed, scales, weights, method, negative, depth, codes, out_scales
             base = top >> 1  # the largest magnitude is 1 or 1.5 times 2^base
             mantissa, e, sign = 128, _LEAST - base, 0
             if method == 0:
-                for i in range(_BINS):
+                for i in range(_OFFSET - 2 * depth - 1, _OFFSET + 2):
                     plus[i] = 0
                     minus[i] = 0
+                energy = _UNCOUNTED
                 if weighted:
                     _weigh(packed[row], weights, group, k, base, plus, minus)
+                    for i in range(_OFFSET + 2):
+                        energy += (plus[i] + minus[i]) * _ENERGY[i]
                 else:
+                    lowest_place = _OFFSET - 2 * depth - 1
                     for block in range(4):
+                        start = 2 * (k[block] - base) + _OFFSET
+                        unit = _TWO[max(k[block] - 1 - base, -600) + _ZERO]
+                        squares = np.int64(0)
                         for code in range(1, 8):
-                            at = 2 * (k[block] - base) + _PLACE[code] + _OFFSET
-                            if at >= 0:
-                                plus[at] += counts[block, 0, code]
-                                minus[at] += counts[block, 1, code]
-                mantissa, e, sign = _search(plus, minus, base, depth, negative)
+                            up, down = counts[block, 0, code], counts[block, 1, code]
+                            squares += (up + down) * _HALVES[code] * _HALVES[code]
+                            at = start + _PLACE[code]
+                            if at >= lowest_place:
+                                plus[at] += up
+                                minus[at] += down
+                        energy += squares * (unit * unit)
+                mantissa, e, sign = _search(plus, minus, base, depth, negative, energy)
             elif method == 1:  # the largest magnitude, if possible a positive one, becomes -8
                 sign = 0
                 for block in range(4):
@@ -161,10 +174,11 @@ def _weigh(packed, weights, group, k, base, plus, minus):
 
 
 @_compiled
-def _search(plus, minus, base, depth, negative):
+def _search(plus, minus, base, depth, negative, energy):
     """Mantissa, exponent relative to ``base`` and sign bit of the best scale.
 
-    ``plus`` and ``minus`` count (or weigh) each magnitude of the group, by place relative to ``2^base``.
+    ``plus`` and ``minus`` count (or weigh) each magnitude of the group, by place relative to ``2^base``; ``energy`` is
+    the (weighted) sum of squares in units of 4^base, or more.
     """
     lowest = max(-depth, _LEAST - base)
     highest = -2 if lowest == -depth else 1
@@ -173,7 +187,13 @@ def _search(plus, minus, base, depth, negative):
     extra_squares = np.zeros(2, np.int64)
     full = np.zeros(2, np.int64)  # saturated magnitudes, one sum a sign, in units of 2^(e-2)
     full_count = np.zeros(2, np.int64)
+    top = _OFFSET + 1 if plus[_OFFSET + 1] + minus[_OFFSET + 1] > 0 else _OFFSET
+    largest, how_often = _TWO[_ZERO] if top == _OFFSET else 1.5, plus[top] + minus[top]
     for e in range(highest, lowest - 1, -1):
+        # From some binade on, clipping the largest magnitude alone costs more than the best scale so far does in all.
+        clipped = largest - 8.0 * _TWO[e + 1 + _ZERO]
+        if clipped > 0.0 and how_often * (clipped * clipped) * 0.999999 > energy + best * _TWO[_ZERO - 14]:
+            break
         window = 2 * e - 1 + _OFFSET
         # With codes up to 7 on both sides; what -8 adds is kept apart, by the sign of the values that have it.
         products = 7 * (full[0] + full[1])
@@ -204,7 +224,7 @@ def _search(plus, minus, base, depth, negative):
                 # The parabola's lowest point is m = 32 * product / square. Far from this interval: not here.
                 if 32 * product <= (LOW[interval] - 1) * square or 32 * product >= (HIGH[interval] + 1) * square:
                     continue
-                below = 32 * product // square
+                below = np.int64(32.0 * product / square)  # floor: float64 holds the quotient well enough
                 for m in range(below, below + 2):
                     if LOW[interval] <= m <= HIGH[interval]:
                         gain = np.float64(m * (m * square - 64 * product)) * _TWO[2 * e + _ZERO]
