@@ -330,6 +330,14 @@ def _table(device: torch.device) -> torch.Tensor:
     return _tables[device]
 
 
+def _upload(data: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Bytes as int32 words on the device, by way of page-locked memory, from where they travel several times faster."""
+    words = np.ascontiguousarray(data).view(np.int32).reshape(-1)
+    staged = torch.empty(words.size, dtype=torch.int32, pin_memory=device.type == "cuda")  # torch keeps and reuses it
+    np.copyto(staged.numpy(), words)
+    return staged.to(device)
+
+
 def quantize(
     packed: np.ndarray,
     scales: np.ndarray,
@@ -344,8 +352,7 @@ def quantize(
 
     rows, groups = packed.shape[0], packed.shape[1] // 64
     target = torch.device(device)
-    words = torch.from_numpy(np.ascontiguousarray(packed).view(np.int32).reshape(-1)).to(target)
-    scale_words = torch.from_numpy(np.ascontiguousarray(scales).view(np.int32).reshape(-1)).to(target)
+    words, scale_words = _upload(packed, target), _upload(scales, target)
     given = None if depth == DEPTH else torch.from_numpy(weights.astype(np.int32)).to(target)
     tiny = bool((scales < depth + 4).any())  # such a group may want a scale below the smallest normal number
     codes, out_scales, errors, energies = launch(
