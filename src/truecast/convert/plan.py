@@ -134,17 +134,17 @@ class Plan:
         return digest.hexdigest()
 
 
-def plan(source: Checkpoint, target: Target) -> Plan:
-    """Plan a conversion from the source's headers.
+def plan(source: Checkpoint, target: Target, contents: Contents | None = None) -> Plan:
+    """Plan a conversion from the source's headers. ``contents``: what :func:`recognise` found in them, where known.
 
     Raises: UsageError for a target that does not exist or does not fit the source; InputError for packed tensors of no
     known layout, or nothing to cast.
     """
-    contents = recognise(source.tensors)
+    contents = contents or recognise(source.tensors)
     if not contents.matrices:
         raise InputError("holds no quantized matrix: nothing to cast", where=source.location)
     family = find_family(source.config, source.tensors)
-    layout = _target_layout(contents, target)
+    layout = target_layout(contents, target)
     kept, cast = _split_kept(contents, family, layout)
     if not cast:
         raise InputError(f"is {layout.NAME} already: nothing to do", where=source.location)
@@ -185,7 +185,8 @@ def plan(source: Checkpoint, target: Target) -> Plan:
     )
 
 
-def _target_layout(contents: Contents, target: Target) -> Layout:
+def target_layout(contents: Contents, target: Target) -> Layout:
+    """The layout in which a target is written. Raises: UsageError for a target or combination that does not exist."""
     names = dialects(target.format)
     if not names:
         raise UsageError(f"there is no target format {target.format!r}", fix="choose nvfp4, w4afp8, fp8, mxfp4 or bf16")
