@@ -25,7 +25,7 @@ from truecast.serve import Candidate, Choice, Gpu, Module, choices, legal_parall
 from truecast.serve.choice import WEIGHT_SHARE
 
 FORMS = (
-    ("mxfp4", ""),
+    ("mxfp4", "compressed-tensors"),
     ("nvfp4", "modelopt"),
     ("w4afp8", "sglang"),
     ("w4afp8", "compressed-tensors"),
@@ -87,10 +87,9 @@ class _Comparison:
             yield given
         elif not args.dialect:
             for form, dialect in FORMS:
-                # change of dialect alone is a target only where two of them are looked at
-                own = form == stored.FORMAT and (form != "w4afp8" or dialect == stored.DIALECT)
+                own = form == stored.FORMAT and (form == "mxfp4" or dialect == stored.DIALECT)
                 if args.to in (None, form) and not own:
-                    yield replace(given, format=form, dialect=dialect or None)
+                    yield replace(given, format=form, dialect=dialect)
 
     def as_it_is(self) -> dict[str, Any]:
         """The source's own form."""

@@ -35,9 +35,8 @@ def render(console: Console, document: Mapping[str, Any]) -> None:
     console.print(
         f"family    {document['family']}, experts compute {document['activation'] or 'an unnamed activation'}"
     )
-    console.print(
-        f"gpu       {gpu['title']}, {gpu['host']} host; weights may take {share:.0%} of it: {gigabytes(int(room))}\n"
-    )
+    console.print(f"gpu       {gpu['title']}, {gpu['host']} host; weights may take {share:.0%}: {gigabytes(int(room))}")
+    console.print("")
     heads = [("form", "weight error", "bytes", "GPUs", "on each", "as TP x EP")]
     rows = heads + [_head(form) for form in forms]
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads[0]))]
@@ -70,7 +69,7 @@ def _head(form: Mapping[str, Any]) -> tuple[str, ...]:
         name + (", as it is" if form["as_it_is"] else ""),
         _error(form["weight_error"]),
         gigabytes(form["bytes"]),
-        str(form["gpus"] or "none fits"),
+        str(form["gpus"] or "none"),
         "-" if each is None else gigabytes(each),
         "-" if split is None else f"{split['tp']} x {split['ep']}",
     )
@@ -94,17 +93,17 @@ def _figure(found: Mapping[str, Any]) -> str:
         return "unknown: only zeros"
     if decibels is None:
         return "0 in the sample"
-    return (
-        f"{relative:.2%} ({decibels:.2f} dB)" if spread is None else f"{relative:.2%} ±{spread:.2%} ({decibels:.2f} dB)"
-    )
+    error = "" if spread is None else f" ±{100 * spread:.1g}%"
+    return f"{relative:.2%}{error} ({decibels:.2f} dB)"
 
 
 def _sizes(legal: Mapping[str, Sequence[int]]) -> str:
     free = legal["unpadded"]
     costly = [size for size in legal["tp"] if size not in free]
-    tp = " ".join(map(str, free)) or "none"
+    parts = [" ".join(map(str, free))] if free else []
+    parts += ["at a cost " + " ".join(map(str, costly))] if costly else []
     return (
-        f"TP {tp}{', at a cost ' + ' '.join(map(str, costly)) if costly else ''};"
+        f"TP {', '.join(parts) or 'none'};"
         f" EP {' '.join(map(str, legal['ep']))};"
         f" attention over {' '.join(map(str, legal['dense']))}"
     )
@@ -134,8 +133,9 @@ def _line(cells: Sequence[str], widths: Sequence[int], left: bool = False) -> st
 def _statements(document: Mapping[str, Any]) -> list[str]:
     """What the table does not say by itself."""
     lines = [
-        "TP splits every expert, EP divides the experts of a layer; attention is split over all GPUs. 'At a cost': kernels"
-        " pad a rank's part, or read its scales in smaller tiles. Activations: what the kernel multiplies the weights by."
+        "GPUs: the least power of two on which the weights fit and may be split. TP splits every expert, EP divides the"
+        " experts of a layer, attention is split over all GPUs. 'At a cost': kernels pad a rank's part, or read its scales"
+        " in smaller tiles. Last column: the activations that the kernel multiplies the weights by."
     ]
     forms = [form for form in document["forms"] if not form["not_possible"]]
     sampled = [form["weight_error"] for form in forms if form["weight_error"]["kind"] == "sampled"]
@@ -167,6 +167,11 @@ def _counted(found: Mapping[str, Any]) -> str:
 
 def _print_wrapped(console: Console, text: str, first: str) -> None:
     for line in textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
     ):
         console.print(line)
