@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .PHONY: help
 help:
-	@echo 'make demo    SmolLM2 as MXFP4 -> NVFP4 in both dialects, checked and proved'
+	@echo 'make demo    SmolLM2 as MXFP4 -> NVFP4, experts cut from it -> W4AFP8; checked and proved'
 	@echo 'make test    lint, types and all tests'
 	@echo 'make lint    lint and types only'
 	@echo 'make docs    build the pages into site/'

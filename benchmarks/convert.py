@@ -1,11 +1,11 @@
 """How fast and how lean ``convert`` and ``verify`` are, against ``cp``, nvidia-modelopt and compressed-tensors.
 
-    python -m benchmarks.convert disk FOLDER [--runs 5] [--experts 204]    # needs about 20 GB of space
+    python -m benchmarks.convert disk FOLDER [--runs 5] [--experts 204] [--to nvfp4] [--jobs 2]   # about 20 GB of space
     python -m benchmarks.convert plan FOLDER                              # the full Kimi-K3 as sparse files
     python -m benchmarks.convert peers                                    # CPU seconds on the same matrices
 
 Each prints a Markdown table, and with ``--json FILE`` keeps the raw numbers. ``disk`` alternates ``cp --reflink=never`` +
-``sync`` with ``truecast convert`` (and ``verify``) over the same K3-shaped shards, two processes on both sides, both
+``sync`` with ``truecast convert`` (and ``verify``) over the same K3-shaped shards, equally many processes on both sides, both
 page-cache cold (POSIX_FADV_DONTNEED over source and output, after a ``sync``).
 """
 
@@ -35,7 +35,6 @@ from examples.shaped import kimi_k3
 from truecast.checkpoint.header import encode_header
 from truecast.convert import Target, convert
 
-JOBS = 2
 MATRIX = (3072, 3584)  # w1 of a Kimi-K3 expert
 MATRICES = 16
 
@@ -47,6 +46,8 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="where to put the checkpoints (disk, plan)")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--experts", type=int, default=204, help="experts a shard; 204 make 4.5 GB")
+    parser.add_argument("--to", default="nvfp4", help="target of the conversion (disk)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes, and MoE shards (disk)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.what != "peers" and args.folder is None:
@@ -79,24 +80,24 @@ def disk(args: argparse.Namespace) -> dict[str, Any]:
     """Time and memory of convert and verify against ``cp`` + ``sync`` of the same bytes."""
     source, out = args.folder / "source", args.folder / "out"
     if not source.exists():
-        make_source(source, args.experts)
+        make_source(source, args.experts, args.jobs)
     shutil.rmtree(out, ignore_errors=True)  # of a run that was broken off
     size = sum(p.stat().st_size for p in source.glob("*.safetensors"))
     rows: dict[str, list[float]] = {"cp": [], "convert": [], "verify": []}
     peak = 0
     for _ in range(args.runs):
-        rows["cp"].append(timed(source, out, lambda: copy(source, out)))
+        rows["cp"].append(timed(source, out, lambda: copy(source, out, args.jobs)))
         shutil.rmtree(out)
-        seconds, memory = truecast(source, out, "convert", str(source), str(out), "--to", "nvfp4")
+        seconds, memory = truecast(args.jobs, source, out, "convert", str(source), str(out), "--to", args.to)
         rows["convert"].append(seconds)
         peak = max(peak, memory)
-        seconds, memory = truecast(source, out, "verify", str(source), str(out))
+        seconds, memory = truecast(args.jobs, source, out, "verify", str(source), str(out))
         rows["verify"].append(seconds)
         peak = max(peak, memory)
         shutil.rmtree(out)
     cp = statistics.median(rows["cp"])
     print(
-        f"\n{size / 1e9:.2f} GB in {len(list(source.glob('*.safetensors')))} shards, {JOBS} processes, {args.runs} runs\n"
+        f"\n{size / 1e9:.2f} GB in {len(list(source.glob('*.safetensors')))} shards, {args.jobs} processes, {args.runs} runs\n"
     )
     print("| what | median s | spread s | ratio to cp + sync |\n|---|---:|---:|---:|")
     both = [c + v for c, v in zip(rows["convert"], rows["verify"], strict=True)]
@@ -109,16 +110,16 @@ def disk(args: argparse.Namespace) -> dict[str, Any]:
     return {"bytes": size, "seconds": rows, "peak_pss_bytes": peak}
 
 
-def make_source(folder: Path, experts: int) -> None:
-    """Kimi-K3's first three layers at true size but for the number of experts: two MoE shards and some small ones."""
+def make_source(folder: Path, experts: int, jobs: int) -> None:
+    """Kimi-K3's first layers at true size but for the number of experts: a MoE shard a job, and some small ones."""
     small = {"dense_width": 512, "vocab": 1024, "vision_layers": 1}
-    kimi_k3.make(folder, shape=dataclasses.replace(kimi_k3.FULL, layers=3, experts=experts, **small))
+    kimi_k3.make(folder, shape=dataclasses.replace(kimi_k3.FULL, layers=jobs + 1, experts=experts, **small))
 
 
-def copy(source: Path, out: Path) -> None:
-    """``cp`` of every shard, ``JOBS`` at a time, then ``sync``."""
+def copy(source: Path, out: Path, jobs: int) -> None:
+    """``cp`` of every shard, ``jobs`` at a time, then ``sync``."""
     out.mkdir()
-    with ThreadPoolExecutor(JOBS) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         copies = [["cp", "--reflink=never", str(p), str(out)] for p in sorted(source.glob("*.safetensors"))]
         for done in pool.map(subprocess.run, copies):
             done.check_returncode()
@@ -142,13 +143,13 @@ def drop_cache(files: Iterable[Path]) -> None:
         os.close(fd)
 
 
-def truecast(source: Path, out: Path, *command: str) -> tuple[float, int]:
+def truecast(jobs: int, source: Path, out: Path, *command: str) -> tuple[float, int]:
     """Seconds of a truecast command, and the peak of the sum of PSS over its processes in bytes."""
     peak = 0
 
     def work() -> None:
         nonlocal peak
-        argv = [sys.executable, "-m", "truecast", *command, "--jobs", str(JOBS), "--quiet"]
+        argv = [sys.executable, "-m", "truecast", *command, "--jobs", str(jobs), "--quiet"]
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
         while process.poll() is None:
             peak = max(peak, sum(pss(pid) for pid in family(process.pid)))

@@ -13,12 +13,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from examples.shaped.auxiliary import LICENSE, readme, to_json
 from examples.shaped.command import run
-from examples.shaped.contents import BIAS, CODES, EXPERT_IDS, FP8, FP8_SCALES, NORM, SCALES, Spec
+from examples.shaped.contents import BIAS, CODES, EXPERT_IDS, FP8, FP8_SCALES, NORM, SCALES, Spec, content
 from examples.shaped.shards import Made, write_checkpoint
 
 
@@ -78,7 +79,7 @@ def make(out: Path, *, shape: V4Shape | None = None, seed: int = 0, sparse: bool
         "LICENSE": LICENSE.encode(),
         "README.md": readme("DeepSeek-V4", "deepseek_v4"),
     }
-    return write_checkpoint(out, shards(shape), files, metadata={}, seed=seed, sparse=sparse)
+    return write_checkpoint(out, shards(shape), files, metadata={}, fill=partial(content, seed=seed), sparse=sparse)
 
 
 def shards(shape: V4Shape) -> dict[str, list[Spec]]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from examples.shaped.auxiliary import CHAT_TEMPLATE, LICENSE, readme, to_json
 from examples.shaped.command import run
-from examples.shaped.contents import BIAS, CODES, NORM, SCALES, Spec
+from examples.shaped.contents import BIAS, CODES, NORM, SCALES, Spec, content
 from examples.shaped.shards import Made, write_checkpoint
 from truecast.layouts.mxfp4_gpt_oss import quantization_config
 
@@ -53,7 +54,9 @@ def make(out: Path, *, shape: GptOssShape | None = None, seed: int = 0, sparse: 
         "LICENSE": LICENSE.encode(),
         "README.md": readme("gpt-oss", "gpt_oss"),
     }
-    return write_checkpoint(out, shards(shape), files, metadata={"format": "pt"}, seed=seed, sparse=sparse)
+    return write_checkpoint(
+        out, shards(shape), files, metadata={"format": "pt"}, fill=partial(content, seed=seed), sparse=sparse
+    )
 
 
 def shards(shape: GptOssShape) -> dict[str, list[Spec]]:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from examples.shaped.command import run
-from examples.shaped.contents import A_LOG, BIAS, CODES, NORM, SCALES, Spec
+from examples.shaped.contents import A_LOG, BIAS, CODES, NORM, SCALES, Spec, content
 from examples.shaped.kimi_k3_files import small_files
 from examples.shaped.shards import Made, write_checkpoint
 
@@ -76,7 +77,9 @@ _TEXT = "language_model."
 def make(out: Path, *, shape: K3Shape | None = None, seed: int = 0, sparse: bool = False) -> Made:
     """Make the checkpoint in ``out``. Raises: RefusedError if ``out`` is not empty."""
     shape = shape or K3Shape()
-    return write_checkpoint(out, shards(shape), small_files(shape), metadata={}, seed=seed, sparse=sparse)
+    return write_checkpoint(
+        out, shards(shape), small_files(shape), metadata={}, fill=partial(content, seed=seed), sparse=sparse
+    )
 
 
 def shards(shape: K3Shape) -> dict[str, list[Spec]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.shaped.contents import Spec, content
+from examples.shaped.contents import Spec
 from truecast.checkpoint.header import encode_header
 from truecast.checkpoint.index import INDEX_FILE
 from truecast.checkpoint.writer import FileWriter, write_file
@@ -43,12 +43,12 @@ def write_checkpoint(
     files: Mapping[str, bytes],
     *,
     metadata: dict[str, str],
-    seed: int,
-    sparse: bool,
+    fill: Callable[[Spec], Iterable[memoryview]],
+    sparse: bool = False,
 ) -> Made:
     """Write all shards, the index and the small files into the new or empty folder ``out``.
 
-    ``metadata`` is the ``__metadata__`` of each shard.
+    ``metadata`` is the ``__metadata__`` of each shard; ``fill`` gives the bytes of a tensor, piece by piece.
     ``sparse``: headers are true, the data is a hole of the right size that reads as zeros and takes no space.
     Raises: RefusedError if ``out`` is not empty.
     """
@@ -64,7 +64,7 @@ def write_checkpoint(
         if sparse:
             _write_sparse(out / name, header, data_bytes)
         else:
-            _write_shard(out / name, header, ordered, seed)
+            _write_shard(out / name, header, ordered, fill)
         weight_map.update((s.name, name) for s in ordered)
         total_bytes += data_bytes
     index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
@@ -79,12 +79,12 @@ def _write_sparse(path: Path, header: bytes, data_bytes: int) -> None:
     os.truncate(path, len(header) + data_bytes)
 
 
-def _write_shard(path: Path, header: bytes, specs: list[Spec], seed: int) -> None:
+def _write_shard(path: Path, header: bytes, specs: list[Spec], fill: Callable[[Spec], Iterable[memoryview]]) -> None:
     writer = FileWriter(path)
     try:
         writer.write(header)
         for spec in specs:
-            for piece in content(spec, seed):
+            for piece in fill(spec):
                 writer.write(piece)
         writer.commit()
     except BaseException:

@@ -1,7 +1,9 @@
 """The first run: ``python -m examples.smollm2.demo FOLDER``, which is what ``make demo`` does.
 
 Makes the SmolLM2 checkpoint in MXFP4, converts it to NVFP4 in both dialects, shows the report, checks both and proves
-both over every block. Each command is printed before it runs, so that it can be run again by hand.
+both over every block. Then makes a mixture of experts shaped like Kimi-K3 out of SmolLM2's matrices, converts it to
+W4AFP8, checks it and lets ``verify`` measure how far it is off. Each command is printed before it runs, so that it can
+be run again by hand.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from truecast.checkpoint.source import open_checkpoint
@@ -22,18 +25,30 @@ TENSOR = "model.layers.0.mlp.gate_proj"
 """The matrix that is proved again from the certificate alone."""
 
 
-def show(*words: str | Path) -> None:
-    """Print a command as it would be typed, then run it. Raises: SystemExit with its exit code if that is not 0."""
+def show(*words: str | Path, into: Path | None = None) -> None:
+    """Print a command as it would be typed, then run it, with its output ``into`` a file where one is named.
+
+    Raises: SystemExit with its exit code if that is not 0.
+    """
     line = [str(word) for word in words]
-    print(f"\n$ {shlex.join(line)}", flush=True)
+    print(f"\n$ {shlex.join(line)}{f' > {shlex.quote(str(into))}' if into else ''}", flush=True)
     program = {"python": [sys.executable], "truecast": [sys.executable, "-m", "truecast"]}[line[0]]
-    code = subprocess.run([*program, *line[1:]], check=False).returncode
+    with into.open("wb") if into else nullcontext() as file:
+        code = subprocess.run([*program, *line[1:]], check=False, stdout=file).returncode
     if code:
         raise SystemExit(code)
 
 
 def demo(folder: Path) -> None:
     """Run all steps below ``folder``. Raises: SystemExit with the exit code of the first command that fails."""
+    proofs = [*nvfp4(folder), *w4afp8(folder)]
+    print("\nProved, from the bytes on disk:")
+    for what, result in proofs:
+        print(f"  {what:27}{result}")
+
+
+def nvfp4(folder: Path) -> list[tuple[str, str]]:
+    """SmolLM2 to NVFP4, exactly. Returns what was proved."""
     source = folder / "SmolLM2-135M-MXFP4"
     outputs = {
         "modelopt": folder / "SmolLM2-135M-NVFP4",
@@ -54,9 +69,35 @@ def demo(folder: Path) -> None:
     for dialect, out in outputs.items():
         show("truecast", "verify", source, out, "--certificate", certificate(folder, dialect))
     show("truecast", "verify", outputs["modelopt"], "--against", certificate(folder, "modelopt"), "--tensor", TENSOR)
-    print("\nProved, from the bytes on disk:")
-    for dialect, out in outputs.items():
-        print(f"  {dialect:20}{proved(source, out, certificate(folder, dialect))}")
+    return [(f"NVFP4 {dialect}", proved(source, out, certificate(folder, dialect))) for dialect, out in outputs.items()]
+
+
+def w4afp8(folder: Path) -> list[tuple[str, str]]:
+    """The mixture of experts to INT4 weights with FP8 activations, with the least error. Returns what was measured."""
+    source, out, verdict = folder / "SmolLM2-MoE-MXFP4", folder / "SmolLM2-MoE-W4AFP8", folder / "w4afp8.verify.json"
+    for made in (source, out):
+        shutil.rmtree(made, ignore_errors=True)
+    show("python", "-m", "examples.smollm2.moe", source)
+    show("truecast", "plan", source, "--to", "w4afp8")
+    show("truecast", "convert", source, out, "--to", "w4afp8")
+    show("truecast", "check", out)
+    show("truecast", "verify", source, out)
+    show("truecast", "verify", source, out, "--json", into=verdict)
+    quality = json.loads(verdict.read_bytes())["quality"]
+    experts, attention = quality["int4"], quality["fp8"]
+    return [
+        (
+            "W4AFP8 experts",
+            f"{experts['matrices']} matrices, SQNR {experts['sqnr_db']:.2f} dB, relative error"
+            f" {experts['relative_error']:.2%}; {experts['nearest']:,} of {experts['elements']:,} codes are nearest,"
+            f" {experts['unbeaten']:,} of {experts['groups']:,} scales have no better neighbour",
+        ),
+        (
+            "W4AFP8 attention",
+            f"{attention['matrices']} matrices in FP8, SQNR {attention['sqnr_db']:.2f} dB, relative error"
+            f" {attention['relative_error']:.2%}",
+        ),
+    ]
 
 
 def certificate(folder: Path, dialect: str) -> Path:

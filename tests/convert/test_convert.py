@@ -170,3 +170,18 @@ def test_large_values_are_warned_of(tmp_path: Path) -> None:
     assert scan(plan(open_checkpoint(source), Target("nvfp4"))).near_overflow == ["a.o_proj"]
     convert(source, tmp_path / "out", Target("nvfp4"))
     assert verify(source, tmp_path / "out").ok
+
+
+@pytest.mark.parametrize("to", ["nvfp4", "fp8", "w4afp8"])
+def test_records_of_an_earlier_run_give_the_same_manifest(tmp_path: Path, to: str) -> None:
+    """What the journal remembers of shards that were finished before a kill stands in the manifest byte for byte."""
+    bank = "model.layers.1.block_sparse_moe.experts.0."
+    tensors = mxfp4(bank + "w1", 4, 128, 127, code=0x77) + mxfp4(bank + "w3", 4, 128, 109, code=0x11)
+    source = write(tmp_path / "src", {"model.safetensors": tensors}, json.dumps({"model_type": "kimi_k3"}))
+    target, out = Target(to, allow_inexact=True), tmp_path / "out"
+    convert(source, out, target, card=render_card)
+    files = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    (out / "truecast.json").unlink()
+    (out / "README.md").unlink()
+    convert(source, out, target, card=render_card)
+    assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == files

@@ -15,8 +15,8 @@ from truecast.casts import mxfp4_to_nvfp4
 from truecast.checkpoint.files import ByteFile, Opener
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.source import open_checkpoint
-from truecast.convert.plan import Plan, Target, plan
 from truecast.convert.parts import Cast
+from truecast.convert.plan import Plan, Target, plan
 from truecast.convert.produce import Producer
 from truecast.convert.reading import Codes, SourceFiles
 from truecast.convert.scan import Scan, _choose, scan

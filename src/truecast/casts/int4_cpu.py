@@ -16,7 +16,6 @@ _PLACE = np.array([99] + [ORDER[2 * int(h)] for h in _HALVES[1:]], dtype=np.int6
 _LIVE = np.array([*LIVE, 0], dtype=np.int64)
 _CHANGES = CHANGES.copy()
 _CODES = CODES.astype(np.int64)
-_NIBBLE = np.arange(16)
 _TWO = np.ldexp(1.0, np.arange(-640, 641))
 _ZERO = 640
 
@@ -26,6 +25,12 @@ DEPTH_WEIGHTED = 16
 """With 16-bit weights it lies above a 2^14.6th of it."""
 _BINS = 2 * DEPTH_WEIGHTED + 12
 _OFFSET = 2 * DEPTH_WEIGHTED + 1
+_ENERGY = np.array([(1.0 + 1.25 * (i % 2 == 0)) * 4.0 ** ((i - _OFFSET) // 2) for i in range(_OFFSET + 2)])
+"""Square of each magnitude that is counted, in units of 4^base: the largest are 1 and 1.5."""
+_UNCOUNTED = 128 * 65535 * 2.0**-33
+"""No less than what magnitudes too small to be counted add to that."""
+_NOTHING = -(1 << 20)  # the place of the largest magnitude where there is none
+_ONE = 0x3F80
 _LEAST = -126  # exponent of the smallest normal BF16
 
 
@@ -45,126 +50,151 @@ def quantize(packed, scales, weights, method, negative, depth, codes, out_scales
     1 signed, 2 amax; negative: may scales be negative; depth as above; results codes ``[N, K/2]`` uint8, out_scales
     ``[N, K/128]`` BF16 bits, errors and energies ``[N, K/128]`` float64.
     """
-    weighted = depth != DEPTH
     counts = np.zeros((4, 2, 8), np.int64)
     plus = np.zeros(_BINS, np.int64)
     minus = np.zeros(_BINS, np.int64)
-    table = np.zeros(16, np.uint8)
     k = np.zeros(4, np.int64)
+    table = np.zeros(16, np.uint8)
     for row in range(packed.shape[0]):
         for group in range(out_scales.shape[1]):
-            # What is there: how often each magnitude occurs, by block and sign.
-            top = -(1 << 20)
+            data = packed[row, group * 64 : group * 64 + 64]
+            new = codes[row, group * 64 : group * 64 + 64]
             for block in range(4):
                 k[block] = np.int64(scales[row, group * 4 + block]) - 127
-                even = np.int64(0)
-                odd = np.int64(0)
-                for side in range(2):
-                    for code in range(8):
-                        counts[block, side, code] = 0
-                start = group * 64 + block * 16
-                for i in range(start, start + 16):
-                    byte = packed[row, i]
-                    even = np.int64(byte & 15)
-                    odd = np.int64(byte >> 4)
-                    counts[block, even >> 3, even & 7] += 1
-                    counts[block, odd >> 3, odd & 7] += 1
-                for code in range(7, 0, -1):
-                    if counts[block, 0, code] + counts[block, 1, code] > 0:
-                        top = max(top, 2 * k[block] + _PLACE[code])
-                        break
-            if top < -(1 << 19):
-                out_scales[row, group] = 0x3F80
-                errors[row, group] = 0.0
-                energies[row, group] = 0.0
-                for i in range(group * 64, group * 64 + 64):
-                    codes[row, i] = 0
+            top = _count(data, k, counts)
+            if top == _NOTHING:
+                out_scales[row, group], errors[row, group], energies[row, group] = _ONE, 0.0, 0.0
+                new[:] = 0
                 continue
             base = top >> 1  # the largest magnitude is 1 or 1.5 times 2^base
-            mantissa, e, sign = 128, _LEAST - base, 0
             if method == 0:
-                for i in range(_BINS):
-                    plus[i] = 0
-                    minus[i] = 0
-                if weighted:
-                    _weigh(packed[row], weights, group, k, base, plus, minus)
+                if depth == DEPTH:
+                    energy = _histogram(counts, k, base, plus, minus)
                 else:
-                    for block in range(4):
-                        for code in range(1, 8):
-                            at = 2 * (k[block] - base) + _PLACE[code] + _OFFSET
-                            if at >= 0:
-                                plus[at] += counts[block, 0, code]
-                                minus[at] += counts[block, 1, code]
-                mantissa, e, sign = _search(plus, minus, base, depth, negative)
-            elif method == 1:  # the largest magnitude, if possible a positive one, becomes -8
-                sign = 0
-                for block in range(4):
-                    for code in range(1, 8):
-                        if 2 * k[block] + _PLACE[code] == top and counts[block, 0, code] > 0:
-                            sign = 1
-                mantissa, e = (192 if top & 1 else 128), -3
+                    energy = _weigh(data, weights[group * 128 : group * 128 + 128], k, base, plus, minus)
+                mantissa, e, sign = _search(plus, minus, base, depth, negative, energy)
+            elif method == 1:
+                mantissa, e, sign = 192 if top & 1 else 128, -3, _has_positive(counts, k, top)
             else:
-                mantissa, e = (219 if top & 1 else 146), -3  # 1.5/7 and 1/7 as BF16
+                mantissa, e, sign = 219 if top & 1 else 146, -3, 0  # 1.5/7 and 1/7 as BF16
             if base + e < _LEAST:
                 mantissa, e = 128, _LEAST - base
             out_scales[row, group] = (sign << 15) | ((base + e + 127) << 7) | (mantissa - 128)
-            # Codes, and how far they are off, in units of 2^base.
-            step = mantissa * _TWO[e - 7 + _ZERO]
-            error = 0.0
-            energy = 0.0
-            for block in range(4):
-                unit = _TWO[max(k[block] - 1 - base, -600) + _ZERO]
-                squares = np.int64(0)
-                table[0] = 0
-                table[8] = 0
-                for code in range(1, 8):
-                    place = 2 * (k[block] - base - e) + _PLACE[code] + 1
-                    nearest = np.int64(0)
-                    if place >= 9:
-                        nearest = np.int64(8)
-                    elif place >= 0:
-                        nearest = _CODES[mantissa - 128, place]
-                    up = min(nearest, 7)
-                    value = _HALVES[code] * unit
-                    for side in range(2):
-                        q = up if side == sign else nearest
-                        table[code | side << 3] = q if side == sign else (16 - q) & 15
-                        n = counts[block, side, code]
-                        if n > 0:
-                            off = value - step * q
-                            error += n * (off * off)
-                            squares += n * _HALVES[code] * _HALVES[code]
-                energy += squares * (unit * unit)
-                for i in range(group * 64 + block * 16, group * 64 + block * 16 + 16):
-                    byte = packed[row, i]
-                    codes[row, i] = table[byte & 15] | (table[byte >> 4] << 4)
-            errors[row, group] = error * _TWO[2 * base + _ZERO]
-            energies[row, group] = energy * _TWO[2 * base + _ZERO]
+            error, energy = _encode(data, counts, k, base, mantissa, e, sign, table, new)
+            errors[row, group], energies[row, group] = error * _TWO[2 * base + _ZERO], energy * _TWO[2 * base + _ZERO]
 
 
 @_compiled
-def _weigh(packed, weights, group, k, base, plus, minus):
-    """Sum of the weights at each magnitude, one sum a sign."""
+def _count(data, k, counts):
+    """How often each code occurs, by block and sign. Returns the place of the largest magnitude."""
+    top = _NOTHING
     for block in range(4):
-        for i in range(16):
-            byte = packed[group * 64 + block * 16 + i]
-            for half in range(2):
-                code = np.int64(byte >> 4) if half else np.int64(byte & 15)
-                if code & 7:
-                    at = 2 * (k[block] - base) + _PLACE[code & 7] + _OFFSET
-                    if at >= 0:
-                        weight = weights[group * 128 + block * 32 + i * 2 + half]
-                        if code >> 3:
-                            minus[at] += weight
-                        else:
-                            plus[at] += weight
+        for side in range(2):
+            for code in range(8):
+                counts[block, side, code] = 0
+        for i in range(block * 16, block * 16 + 16):
+            even, odd = np.int64(data[i] & 15), np.int64(data[i] >> 4)
+            counts[block, even >> 3, even & 7] += 1
+            counts[block, odd >> 3, odd & 7] += 1
+        for code in range(7, 0, -1):
+            if counts[block, 0, code] + counts[block, 1, code] > 0:
+                top = max(top, 2 * k[block] + _PLACE[code])
+                break
+    return top
 
 
 @_compiled
-def _search(plus, minus, base, depth, negative):
+def _has_positive(counts, k, top):
+    """1 if one of the largest magnitudes is positive: that one is to become -8, by a negative scale."""
+    for block in range(4):
+        for code in range(1, 8):
+            if 2 * k[block] + _PLACE[code] == top and counts[block, 0, code] > 0:
+                return 1
+    return 0
+
+
+@_compiled
+def _histogram(counts, k, base, plus, minus):
+    """Sum the counts of each magnitude over the blocks, one sum a sign. Returns the energy, in units of 4^base."""
+    lowest = _OFFSET - 2 * DEPTH - 1
+    for i in range(lowest, _OFFSET + 2):
+        plus[i] = 0
+        minus[i] = 0
+    energy = _UNCOUNTED
+    for block in range(4):
+        start = 2 * (k[block] - base) + _OFFSET
+        unit = _TWO[max(k[block] - 1 - base, -600) + _ZERO]
+        squares = np.int64(0)
+        for code in range(1, 8):
+            up, down = counts[block, 0, code], counts[block, 1, code]
+            squares += (up + down) * _HALVES[code] * _HALVES[code]
+            at = start + _PLACE[code]
+            if at >= lowest:
+                plus[at] += up
+                minus[at] += down
+        energy += squares * (unit * unit)
+    return energy
+
+
+@_compiled
+def _encode(data, counts, k, base, mantissa, e, sign, table, new):
+    """The new codes, and the group's squared error and energy in units of 4^base. ``table`` is room for 16 codes."""
+    step = mantissa * _TWO[e - 7 + _ZERO]
+    error = 0.0
+    energy = 0.0
+    for block in range(4):
+        unit = _TWO[max(k[block] - 1 - base, -600) + _ZERO]
+        squares = np.int64(0)
+        for code in range(1, 8):
+            place = 2 * (k[block] - base - e) + _PLACE[code] + 1
+            nearest = np.int64(0)
+            if place >= 9:
+                nearest = np.int64(8)
+            elif place >= 0:
+                nearest = _CODES[mantissa - 128, place]
+            value = _HALVES[code] * unit
+            for side in range(2):
+                q = min(nearest, 7) if side == sign else nearest
+                table[code | side << 3] = q if side == sign else (16 - q) & 15
+                n = counts[block, side, code]
+                if n > 0:
+                    off = value - step * q
+                    error += n * (off * off)
+                    squares += n * _HALVES[code] * _HALVES[code]
+        energy += squares * (unit * unit)
+        for i in range(block * 16, block * 16 + 16):
+            new[i] = table[data[i] & 15] | (table[data[i] >> 4] << 4)
+    return error, energy
+
+
+@_compiled
+def _weigh(data, weights, k, base, plus, minus):
+    """Sum the weights of each magnitude, one sum a sign. Returns the weighted energy, in units of 4^base."""
+    for i in range(_OFFSET + 2):
+        plus[i] = 0
+        minus[i] = 0
+    for i in range(64):
+        start = 2 * (k[i // 16] - base) + _OFFSET
+        for half in range(2):
+            code = np.int64(data[i] >> 4) if half else np.int64(data[i] & 15)
+            at = start + _PLACE[code & 7]
+            if code & 7 and at >= 0:
+                if code >> 3:
+                    minus[at] += weights[2 * i + half]
+                else:
+                    plus[at] += weights[2 * i + half]
+    energy = _UNCOUNTED
+    for i in range(_OFFSET + 2):
+        energy += (plus[i] + minus[i]) * _ENERGY[i]
+    return energy
+
+
+@_compiled
+def _search(plus, minus, base, depth, negative, energy):
     """Mantissa, exponent relative to ``base`` and sign bit of the best scale.
 
-    ``plus`` and ``minus`` count (or weigh) each magnitude of the group, by place relative to ``2^base``.
+    ``plus`` and ``minus`` count (or weigh) each magnitude of the group, by place relative to ``2^base``; ``energy`` is
+    the (weighted) sum of squares in units of 4^base, or more.
     """
     lowest = max(-depth, _LEAST - base)
     highest = -2 if lowest == -depth else 1
@@ -173,7 +203,16 @@ def _search(plus, minus, base, depth, negative):
     extra_squares = np.zeros(2, np.int64)
     full = np.zeros(2, np.int64)  # saturated magnitudes, one sum a sign, in units of 2^(e-2)
     full_count = np.zeros(2, np.int64)
+    top = _OFFSET + 1 if plus[_OFFSET + 1] + minus[_OFFSET + 1] > 0 else _OFFSET
+    largest, how_often = _TWO[_ZERO] if top == _OFFSET else 1.5, plus[top] + minus[top]
     for e in range(highest, lowest - 1, -1):
+        # From some binade on, clipping the largest magnitude alone costs more than the best scale so far does in all.
+        clipped = largest - 8.0 * _TWO[e + 1 + _ZERO]
+        if clipped > 0.0 and how_often * (clipped * clipped) * 0.999999 > energy + best * _TWO[_ZERO - 14]:
+            break
+        highest_mantissa = 255
+        if highest == -2 and e == -2:  # the scale is below 2/7 of the largest magnitude
+            highest_mantissa = 147 if top == _OFFSET else 220
         window = 2 * e - 1 + _OFFSET
         # With codes up to 7 on both sides; what -8 adds is kept apart, by the sign of the values that have it.
         products = 7 * (full[0] + full[1])
@@ -198,13 +237,17 @@ def _search(plus, minus, base, depth, negative):
                         extra_products[1] += minus[window + b] * _LIVE[b]
                         extra_squares[0] += plus[window + b] * 15
                         extra_squares[1] += minus[window + b] * 15
-            for sign in range(2 if negative else 1):
+            if LOW[interval] > highest_mantissa:
+                continue
+            # Where no value takes the code -8, or both signs alike, the negative scale is no better than the positive.
+            alike = extra_products[0] == extra_products[1] and extra_squares[0] == extra_squares[1]
+            for sign in range(2 if negative and not alike else 1):
                 product = products + extra_products[1 - sign]  # a positive scale gives -8 to negative values
                 square = squares + extra_squares[1 - sign]
                 # The parabola's lowest point is m = 32 * product / square. Far from this interval: not here.
                 if 32 * product <= (LOW[interval] - 1) * square or 32 * product >= (HIGH[interval] + 1) * square:
                     continue
-                below = 32 * product // square
+                below = np.int64(32.0 * product / square)  # floor: float64 holds the quotient well enough
                 for m in range(below, below + 2):
                     if LOW[interval] <= m <= HIGH[interval]:
                         gain = np.float64(m * (m * square - 64 * product)) * _TWO[2 * e + _ZERO]

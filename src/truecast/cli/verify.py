@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from truecast.cli.output import add_jobs, gigabytes, print_result, progress
+from truecast.cli.quality import render_quality
 from truecast.errors import UsageError
 from truecast.verify import Report, verify, verify_against
 
@@ -25,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--certificate", type=Path, metavar="FILE", help="write hashes from which anyone can prove a tensor"
     )
     parser.add_argument(
+        "--weights", type=Path, metavar="FILE", help="the importance vectors by which INT4 scales were chosen"
+    )
+    parser.add_argument(
         "--against", type=Path, metavar="FILE", help="prove a checkpoint (either side) against a certificate"
     )
     parser.add_argument(
@@ -36,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Verify and print the verdict. Exit 1 if the claim does not hold."""
     if args.against is not None:
-        if args.out is not None or args.certificate is not None:
-            raise UsageError("--against takes one checkpoint and no --certificate")
+        if args.out is not None or args.certificate is not None or args.weights is not None:
+            raise UsageError("--against takes one checkpoint and no --certificate or --weights")
         result = verify_against(args.src, args.against, args.tensor)
     elif args.out is None:
         raise UsageError("verify needs SRC and OUT", fix="or one checkpoint and --against FILE")
@@ -45,7 +49,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--tensor goes with --against")
     else:
         with progress(args) as report:
-            result = verify(args.src, args.out, jobs=args.jobs, certificate=args.certificate, progress=report)
+            result = verify(
+                args.src,
+                args.out,
+                jobs=args.jobs,
+                certificate=args.certificate,
+                weights=args.weights,
+                progress=report,
+            )
     print_result(args, result.document(), lambda console: _render(console, result))
     return 0 if result.ok else CLAIM_FAILS
 
@@ -60,9 +71,16 @@ def _render(console: Console, result: Report) -> None:
         console.print(f"      and {result.failures.total - SHOWN:,} more")
     for note in result.notes:
         console.print(f"note  {note}", markup=False)
+    quality = result.quality
+    if quality.matrices:
+        render_quality(console, quality.document())
     counts = result.counts
     verdict = "PASS" if result.ok else f"FAIL  {result.failures.total:,} faults;"
-    if result.ok and counts.inexact_half_blocks:
+    if result.ok and quality.matrices:
+        kinds = [f"{f.matrices:,} {kind}" for kind, f in (("INT4", quality.int4), ("FP8", quality.fp8)) if f.matrices]
+        held = "as the manifest declares" if result.manifest_checked else "of which nothing is declared"
+        verdict = f"PASS, WITH LOSS: {' and '.join(kinds)} matrices approximate the source, {held};"
+    elif result.ok and counts.inexact_half_blocks:
         verdict = f"PASS, NOT EXACT: {counts.inexact_half_blocks:,} half blocks changed as the manifest declares;"
     elif result.ok and counts.inexact_elements:
         verdict = f"PASS, NOT EXACT: {counts.inexact_elements:,} elements rounded as the manifest declares;"

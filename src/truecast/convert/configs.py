@@ -16,6 +16,8 @@ from truecast.layouts import fp8_deepseek, nvfp4_modelopt
 from truecast.layouts.recognise import recognise
 
 _WITHOUT_GLOBS = {("w4afp8", "sglang"), ("fp8", "deepseek")}  # readers of these compare whole names
+_EXPERT_DTYPES = {"bf16": "bf16", "w4afp8": "int4", "fp8": "fp8"}
+"""What DeepSeek-V4's config says of its experts instead of ``fp4``."""
 HF_QUANT_CONFIG = "hf_quant_config.json"
 GENERATED = {CONFIG, HF_QUANT_CONFIG, "README.md"}
 """Files of the source that are replaced, not copied."""
@@ -41,8 +43,8 @@ def _config(plan: Plan, written: Checkpoint) -> tuple[dict[str, Any], dict[str, 
         if isinstance(nested, dict):
             before = nested.pop("quantization_config", None) or before
     block = _quantization_config(plan, written, before)
-    if plan.layout.FORMAT == "bf16" and config.get("expert_dtype") == "fp4":
-        config["expert_dtype"] = "bf16"
+    if plan.layout.FORMAT in _EXPERT_DTYPES and config.get("expert_dtype") == "fp4":
+        config["expert_dtype"] = _EXPERT_DTYPES[plan.layout.FORMAT]
     if block:
         config["quantization_config"] = block
     return config, block
@@ -53,9 +55,12 @@ def _quantization_config(plan: Plan, written: Checkpoint, before: dict[str, Any]
     ours = {plan.layout.NAME, fp8_deepseek.NAME} if plan.layout.DIALECT == "sglang" else {plan.layout.NAME}
     cast = [m.name for m in contents.matrices.values() if m.layout in ours]
     kept = sorted({bank_of(m.name) for m in contents.matrices.values() if m.layout not in ours})
-    plain = unquantized_modules(contents.plain.values())
+    whole_names = (plan.layout.FORMAT, plan.layout.DIALECT) in _WITHOUT_GLOBS
+    # to these readers what is not named is FP8, so FP8 under scales of another name is not named either
+    passed = [t for t in contents.plain.values() if not (whole_names and t.dtype == "F8_E4M3")]
+    plain = unquantized_modules(passed)
     left = [*plain, *tied_heads([*plain, *contents.matrices]), *kept]
-    if (plan.layout.FORMAT, plan.layout.DIALECT) in _WITHOUT_GLOBS:
+    if whole_names:
         return plan.layout.quantization_config(exclude_names(plan.family, left), plan.activations)
     globs = exclude_globs(plan.family, cast, left)
     if before.get("quant_method") == "fp8":  # FP8 modules stay what they are, so their description stays too

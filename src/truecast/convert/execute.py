@@ -55,14 +55,16 @@ def convert(
     nothing. ``jobs`` processes work on one shard each; ``device`` (``cpu``, ``cuda``, or ``auto``: CUDA where there is one)
     computes INT4 codes, with the same result. Nothing is written before every scale has been read.
 
-    Raises: InputError for a faulty source or an unsuitable ``out``; InexactError where the cast would lose values and
-    ``target.allow_inexact`` is not set; RefusedError for lack of space, or a folder that belongs to another run.
+    Raises: UsageError for options that do not fit; InputError for a faulty source or an unsuitable ``out``;
+    InexactError where the cast would lose values and ``target.allow_inexact`` is not set; RefusedError for lack of
+    space, or a folder that belongs to another run.
     """
     folder = Path(out)
     source = open_checkpoint(location)
     stamps = source.stamps()
     _check_apart(source, folder)
     work = plan(source, target)
+    casts = [work.cast_settings(name) for name in devices(device, work.layout.FORMAT)]
     identity = {
         "source": source.fingerprint(),
         "plan": work.digest(),
@@ -80,7 +82,6 @@ def convert(
         found = scan(work, jobs, _stage(progress, "scan", scan_bytes(work)))
         refuse_inexact(work, found)
         written = _stage(progress, "write", sum(work.shard_bytes(shard) for shard in missing))
-        casts = [work.cast_settings(name) for name in devices(device, work.layout.FORMAT)]
         shard_jobs = [_job(work, s, folder, found, stamps, casts[i % len(casts)]) for i, s in enumerate(missing)]
         with closing(run_jobs(write_shard, shard_jobs, jobs)) as results:
             for record, _ in results:

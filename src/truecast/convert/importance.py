@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from truecast.casts import int4
 from truecast.checkpoint.files import LocalFile, stream
 from truecast.checkpoint.header import TensorInfo, read_header
+from truecast.checkpoint.source import stamp
 from truecast.convert.floats import widen
-from truecast.errors import InputError
+from truecast.errors import InputError, RefusedError
 from truecast.layouts.base import Matrix
 
 _DTYPES = ("F32", "F16", "BF16")
@@ -32,9 +33,13 @@ class Importance:
     path: Path
     sha256: str
     vectors: Mapping[str, TensorInfo]
+    stamp: list[int]
+    """Size and mtime of the file when it was read whole."""
 
     def of(self, matrix: Matrix) -> NDArray[np.int64]:
-        """Integer weights of a matrix's input channels. Shape: ``[cols]``."""
+        """Integer weights of a matrix's input channels. Shape: ``[cols]``. Raises: RefusedError if the file changed."""
+        if not self.path.exists() or stamp(self.path) != self.stamp:
+            raise RefusedError("changed while it was read", where=str(self.path), fix="convert with a file at rest")
         return read_vector(self.path, self.vectors[matrix.name])
 
 
@@ -46,7 +51,8 @@ def open_importance(path: Path, matrices: Iterable[Matrix]) -> Importance:
     """
     file = LocalFile(path)
     try:
-        tensors, _ = read_header(file.read, path.name, file.size)
+        before = stamp(path)
+        tensors, _ = read_header(file.read, str(path), file.size)
         digest = hashlib.sha256()
         for data in stream(file, 0, file.size):
             digest.update(data)
@@ -55,7 +61,7 @@ def open_importance(path: Path, matrices: Iterable[Matrix]) -> Importance:
     vectors = {matrix.name: _find(tensors, matrix, path) for matrix in matrices}
     for info in {info.name: info for info in vectors.values()}.values():
         read_vector(path, info)
-    return Importance(path, digest.hexdigest(), vectors)
+    return Importance(path, digest.hexdigest(), vectors, before)
 
 
 def read_vector(path: Path, info: TensorInfo) -> NDArray[np.int64]:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from truecast.checkpoint.header import TensorInfo
 from truecast.errors import InputError
+from truecast.families import GENERIC
 from truecast.families.base import Family, becomes_fp8
 from truecast.layouts import Layout, format_of
-from truecast.layouts.base import Matrix, group_size
+from truecast.layouts.base import Matrix, class_of, group_size
 from truecast.layouts.fp8_deepseek import BLOCK
 from truecast.layouts.recognise import Contents
 
@@ -18,9 +19,11 @@ def quantized_anew(cast: Iterable[Matrix]) -> list[Matrix]:
     return [m for m in cast if format_of(m) != "w4afp8"]
 
 
-def check_groups(family: Family, cast: Sequence[Matrix]) -> None:
+def check_groups(family: Family, contents: Contents, cast: Sequence[Matrix]) -> None:
     """Refuse rows that do not split into groups, and experts of which engines would miss a part.
 
+    A twin is missed where the family always has it, or, in a model of no known family, where it stands in other places
+    of the same class: an MLP without a gate has none anywhere.
     Raises: InputError naming the matrix.
     """
     group = group_size("w4afp8")
@@ -32,10 +35,12 @@ def check_groups(family: Family, cast: Sequence[Matrix]) -> None:
                 fix="convert to nvfp4 or fp8, which have smaller blocks",
             )
     names = {m.name for m in cast}
+    classes = {class_of(name.removesuffix(".weight")) for name in (*contents.matrices, *contents.plain)}
     for matrix in cast:
         parent, _, leaf = matrix.name.rpartition(".")
         for twins in family.twins:
-            missing = [f"{parent}.{t}" for t in twins if f"{parent}.{t}" not in names]
+            expected = [t for t in twins if family is not GENERIC or class_of(f"{parent}.{t}") in classes]
+            missing = [f"{parent}.{t}" for t in expected if f"{parent}.{t}" not in names]
             if leaf in twins and missing:
                 raise InputError(
                     f"{matrix.name} is here without its twin {missing[0]}: engines read both into one parameter",

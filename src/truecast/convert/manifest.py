@@ -25,7 +25,7 @@ def build_manifest(
     """Assemble the manifest; ``files`` maps name to bytes and sha256, ``records`` are those of the shards."""
     facts = summary(plan)
     records = sorted(records, key=lambda r: str(r["file"]))
-    inexact = [entry for r in records for entry in r["inexact"]]
+    inexact = [_sorted(entry) for r in records for entry in r["inexact"]]
     error = sum(float(e["squared_error"]) for e in inexact)
     total = sum(float(e["squared_sum"]) for e in inexact)
     return {
@@ -70,8 +70,8 @@ def build_manifest(
 
 def _lossy(plan: Plan, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """How INT4 groups were chosen, and how far each matrix and each FP8 module is off."""
-    int4 = {name: figures for r in records for name, figures in r["int4"].items()}
-    fp8 = {name: figures for r in records for name, figures in r["fp8"].items()}
+    int4 = {name: _sorted(figures) for r in records for name, figures in r["int4"].items()}
+    fp8 = {name: _sorted(figures) for r in records for name, figures in r["fp8"].items()}
     importance = plan.importance
     weights = None if importance is None else {"file": importance.path.name, "sha256": importance.sha256}
     return {
@@ -83,6 +83,11 @@ def _lossy(plan: Plan, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "fp8": {"matrices": {name: fp8[name] for name in sorted(fp8)}},
     }
+
+
+def _sorted(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The order of keys in which the journal gives back the entries of a run that was killed."""
+    return dict(sorted(entry.items()))
 
 
 def encode_manifest(document: Mapping[str, Any]) -> bytes:

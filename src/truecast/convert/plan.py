@@ -156,9 +156,13 @@ def plan(source: Checkpoint, target: Target, contents: Contents | None = None) -
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
     fp8, importance = [], None
     if layout.FORMAT == "w4afp8":
-        check_groups(family, cast)
+        check_groups(family, contents, cast)
         fp8 = becoming_fp8(family, contents, layout, target.attention)
-        importance = None if target.weights is None else open_importance(target.weights, quantized_anew(cast))
+        anew = quantized_anew(cast)
+        if not anew and (target.weights is not None or target.method != "exact"):
+            option = "--method" if target.weights is None else "--weights"
+            raise UsageError(f"{option} makes no sense here: the INT4 groups of {source.location} stay as they are")
+        importance = None if target.weights is None else open_importance(target.weights, anew)
     emitted = list(layout.emit(cast, activations))
     ordered = _place(source, contents, kept, fp8, emitted)
     shards = _shard(source, ordered, target.max_shard_bytes)
@@ -294,14 +298,18 @@ def _split(units: Sequence[tuple[str, list[OutTensor]]], max_bytes: int) -> Iter
 
 
 def _aligned(tensors: Sequence[OutTensor]) -> tuple[OutTensor, ...]:
-    """Keep the order if every tensor then starts aligned to its dtype; else sort widest dtype first.
+    """Keep the order if every tensor then starts aligned to its dtype; else put those of odd sizes last, widest first.
 
-    Readers view the file's buffer as the tensor's dtype and fail on a misaligned start.
+    Readers view the file's buffer as the tensor's dtype and fail on a misaligned start. Codes have no odd sizes, so the
+    order of matrices stays; their scales may come later.
     """
+    widest = max((alignment_of(t.dtype) for t in tensors), default=1)
     position = 0
     for tensor in tensors:
         if position % alignment_of(tensor.dtype):
-            return tuple(sorted(tensors, key=lambda t: -alignment_of(t.dtype)))
+            even = [t for t in tensors if nbytes_of(t.dtype, t.shape) % widest == 0]
+            odd = [t for t in tensors if nbytes_of(t.dtype, t.shape) % widest]
+            return (*even, *sorted(odd, key=lambda t: -alignment_of(t.dtype)))
         position += nbytes_of(tensor.dtype, tensor.shape)
     return tuple(tensors)
 

@@ -23,7 +23,8 @@ class Producer:
         self.read, self.m, self.target = read, m, target
         self.tally = Tally()
         self._recent: dict[str, Parts] = {}
-        self._plain: tuple[str, tuple[U8, U8]] | None = None
+        self._scales: dict[str, U8] = {}
+        """Made with codes that have been written; they wait for their own turn, which mostly comes next."""
 
     def tensor(self, out: OutTensor) -> Iterator[bytes | memoryview]:
         """The bytes of one tensor, piece by piece. A piece is valid until the next one is asked for."""
@@ -49,10 +50,11 @@ class Producer:
         if out.role == "copy":
             yield from stream(self.read(out.source.file), out.source.start, out.source.end)
             return
-        if self._plain is None or self._plain[0] != out.source.name:
-            self._plain = out.source.name, into_fp8.plain(out.source, self.read, self.tally)
-        codes, scale = self._plain[1]
-        yield np.ascontiguousarray(codes if out.role == "fp8" else scale).data.cast("B")
+        if out.role == "fp8":
+            codes, self._scales[out.source.name] = into_fp8.plain(out.source, self.read, self.tally)
+            yield codes.data.cast("B")
+        else:
+            yield self._scales.pop(out.source.name).data.cast("B")
 
     def _streamable(self, out: OutTensor, matrix: Matrix) -> bool:
         """Do the codes stay, and lie as they will be written? Then they pass through without ever being held whole."""
@@ -65,7 +67,8 @@ class Producer:
                 changed = self._parts(matrix).codes
                 return Codes(matrix, self.read).packed() if changed is None else changed()
             case "scale":
-                return self._parts(matrix).scale
+                made = self._scales.pop(matrix.name, None)
+                return self._parts(matrix).scale if made is None else made
             case "weight":
                 return into_bf16.weight(matrix, self.read)
             case "bias":
@@ -82,11 +85,13 @@ class Producer:
         raise AssertionError(out.role)
 
     def _parts(self, matrix: Matrix) -> Parts:
-        """Codes and scale. The last results are kept: scale follows codes in most layouts."""
+        """Codes and scale. The last results are kept, and all scales still to be written whose codes had to be made."""
         if matrix.name not in self._recent:
             while len(self._recent) >= 2:
                 del self._recent[next(iter(self._recent))]
-            self._recent[matrix.name] = self._cast(matrix)
+            self._recent[matrix.name] = parts = self._cast(matrix)
+            if parts.codes is not None:
+                self._scales[matrix.name] = parts.scale
         return self._recent[matrix.name]
 
     def _cast(self, matrix: Matrix) -> Parts:

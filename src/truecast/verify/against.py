@@ -19,6 +19,7 @@ from truecast.layouts.recognise import recognise
 from truecast.verify.certificate import SCHEMA, bias_sha256, canonical_form, stored_sha256
 from truecast.verify.reader import CHUNK_BYTES, open_files
 from truecast.verify.report import Failures, Report
+from truecast.verify.scaled import FORMATS, Scaled, load_scaled
 from truecast.verify.stored import Packed, PlainRows, Read, Stored, load_bias, load_packed, odd_bias, open_bf16
 from truecast.verify.tree import open_suspect
 
@@ -101,8 +102,10 @@ def _check_matrix_entry(entry: dict[str, Any]) -> None:
     for key, least in (("entry", 0), ("row_start", 0), ("row_step", 1)):
         _number(out.get(key, least), least)
     _typed(out.get("transposed", False), bool)
-    if ("tensor" in out) != (LAYOUTS[out["layout"]].FORMAT == "bf16"):
-        raise ValueError(f"layout {out['layout']} does not go with the place that is given")
+    _typed(source.get("tensor", ""), str)
+    for side in (source, out):
+        if ("tensor" in side) != (LAYOUTS[side["layout"]].FORMAT == "bf16"):
+            raise ValueError(f"layout {side['layout']} does not go with the place that is given")
 
 
 def verify_against(
@@ -144,10 +147,10 @@ def _find(entry: dict[str, Any], sides: dict[str, Stored], tensors: dict[str, Te
     for name in (entry["name"], entry["out"].get("name")):
         if name in sides:
             return sides[name]
-    weight = tensors.get(entry["out"].get("tensor", ""))
+    where = entry["source" if "tensor" in entry["source"] else "out"]
+    weight = tensors.get(where.get("tensor", ""))
     if weight is None or weight.dtype != "BF16":
         return None
-    where = entry["out"]
     view = View(
         weight, where.get("entry"), where.get("row_start", 0), where.get("row_step", 1), where.get("transposed", False)
     )
@@ -215,7 +218,7 @@ def _check_matrix(entry: dict[str, Any], stored: Stored | None, read: Read, repo
     if not sides or (stored.rows, stored.cols) != (entry["rows"], entry["cols"]):
         fail(f"is {stored.layout} {stored.rows} x {stored.cols}, which is neither side of the certificate")
         return
-    matrix: Packed | PlainRows = open_bf16(stored, read) if stored.format == "bf16" else load_packed(stored, read)
+    matrix = _load(stored, read)
     report.counts.matrices += 1
     report.counts.elements += stored.rows * stored.cols
     report.counts.half_blocks += stored.rows * stored.cols // 16
@@ -223,7 +226,7 @@ def _check_matrix(entry: dict[str, Any], stored: Stored | None, read: Read, repo
     sides = [side for side in sides if entry[side]["sha256"] == found]
     if not sides:
         fail("its stored bytes do not have the certified sha256")
-    elif isinstance(matrix, Packed) and not _usable(matrix):
+    elif not isinstance(matrix, PlainRows) and not _usable(matrix):
         fail("its scales are no positive, finite numbers")
     elif canonical_form(matrix) not in [_canonical(entry, side) for side in sides]:
         fail("its values do not have the certified canonical sha256")
@@ -235,7 +238,15 @@ def _check_matrix(entry: dict[str, Any], stored: Stored | None, read: Read, repo
         fail("its bias does not have the certified sha256")
 
 
-def _usable(matrix: Packed) -> bool:
+def _load(stored: Stored, read: Read) -> Packed | PlainRows | Scaled:
+    if stored.format == "bf16":
+        return open_bf16(stored, read)
+    return load_scaled(stored, read) if stored.format in FORMATS else load_packed(stored, read)
+
+
+def _usable(matrix: Packed | Scaled) -> bool:
+    if isinstance(matrix, Scaled):
+        return matrix.legal
     g = matrix.global_scale
     return not matrix.nan_scales.any() and (g is None or bool(0 < g < float("inf")))
 

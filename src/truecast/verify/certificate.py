@@ -3,13 +3,13 @@
 Schema ``truecast.certificate/1``. Per matrix it holds the sha256 of the stored bytes on each side and of the canonical
 form; per plain tensor the sha256 of its bytes, which are the same on both sides.
 
-* *Stored bytes* of a 4-bit matrix: codes, then block scales, then the global scale, each row after row of the matrix
-  ``[out, in]`` (where a layout stacks, interleaves or transposes, only this matrix's bytes, in that order). Of a BF16
-  matrix: its elements row-major, little-endian.
+* *Stored bytes* of a quantized matrix: codes, then block scales, then the global scale, each row after row of the
+  matrix ``[out, in]`` (where a layout stacks, interleaves or transposes, only this matrix's bytes, in that order). Of a
+  BF16 matrix: its elements row-major, little-endian.
 * *Canonical form*: all values row-major as little-endian BF16 bit patterns if BF16 holds every one of them exactly
   (``"dtype": "BF16"``), else as the nearest little-endian float64 (``"F64"``; exact, but where a global scale that is
   no power of two divides). Minus zero stays minus zero. ``canonical`` is that of the source; an output with
-  changed values has its own under ``out``.
+  changed values has its own under ``out``. An INT4 zero has the sign of its scale.
 * *Bias*, where there is one: the sha256 of its bytes, the same on both sides.
 
 One line a matrix or tensor, sorted by name, no time, no place: the same proof gives the same bytes.
@@ -36,6 +36,8 @@ from truecast.errors import InputError
 from truecast.formats import packing
 from truecast.verify.canonical import byte_pairs, expand_pairs
 from truecast.verify.report import Counts
+from truecast.verify.rounding import bf16_bits
+from truecast.verify.scaled import Scaled
 from truecast.verify.stored import Packed, PlainRows, Stored
 
 SCHEMA = "truecast.certificate/1"
@@ -44,6 +46,8 @@ CERTIFICATE = "truecast.certificate.json"
 
 U16 = NDArray[np.uint16]
 Entries = list[tuple[str, dict[str, Any]]]
+Held = Packed | PlainRows | Scaled
+"""A matrix of either side."""
 
 _CHUNK_BYTES = 1 << 18
 
@@ -53,9 +57,7 @@ def tensor_entry(tensor: TensorInfo, sha256: str) -> dict[str, Any]:
     return {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "sha256": sha256}
 
 
-def matrix_entry(
-    source: Packed, out: Stored, stored: Packed | PlainRows, bias: bytes | None, changed: int
-) -> dict[str, Any]:
+def matrix_entry(source: Held, out: Stored, stored: Held, bias: bytes | None, changed: int) -> dict[str, Any]:
     """Entry of a matrix. ``stored``: the output's side; ``changed``: so many of its blocks or elements are inexact."""
     out_side: dict[str, Any] = {"layout": out.layout, "sha256": stored_sha256(stored)}
     out_side |= _place(out) if isinstance(stored, PlainRows) else {}
@@ -63,11 +65,13 @@ def matrix_entry(
         out_side["name"] = out.spelling
     if changed:
         out_side["canonical"] = canonical_form(stored)
+    source_side: dict[str, Any] = {"layout": source.stored.layout, "sha256": stored_sha256(source)}
+    source_side |= _place(source.stored) if isinstance(source, PlainRows) else {}
     entry: dict[str, Any] = {
         "name": out.name,
         "rows": out.rows,
         "cols": out.cols,
-        "source": {"layout": source.stored.layout, "sha256": stored_sha256(source)},
+        "source": source_side,
         "out": out_side,
         "canonical": canonical_form(source),
     }
@@ -93,9 +97,9 @@ def bias_sha256(bias: bytes) -> str:
     return hashlib.sha256(bias).hexdigest()
 
 
-def stored_sha256(matrix: Packed | PlainRows) -> str:
+def stored_sha256(matrix: Held) -> str:
     """sha256 of the stored bytes, as the head of this module defines them."""
-    if not isinstance(matrix, Packed):
+    if isinstance(matrix, PlainRows):
         digest = hashlib.sha256()
         for row in range(0, matrix.stored.rows, 256):
             rows = matrix.rows(row, min(row + 256, matrix.stored.rows))
@@ -103,15 +107,17 @@ def stored_sha256(matrix: Packed | PlainRows) -> str:
         return digest.hexdigest()
     digest = hashlib.sha256(matrix.codes.data)
     digest.update(matrix.scale.data)
-    if matrix.global_scale is not None:
+    if isinstance(matrix, Packed) and matrix.global_scale is not None:
         digest.update(matrix.global_scale.astype("<f4").tobytes())
     return digest.hexdigest()
 
 
-def canonical_form(matrix: Packed | PlainRows) -> dict[str, str]:
+def canonical_form(matrix: Held) -> dict[str, str]:
     """dtype and sha256 of the canonical form, as the head of this module defines it."""
-    if not isinstance(matrix, Packed):
+    if isinstance(matrix, PlainRows):
         return {"dtype": "BF16", "sha256": stored_sha256(matrix)}
+    if isinstance(matrix, Scaled):
+        return _scaled_form(matrix)
     bits, exact = matrix.table.to_bf16()
     digest = hashlib.sha256()
     rows = max(1, _CHUNK_BYTES // max(1, matrix.codes.shape[1]))
@@ -124,6 +130,19 @@ def canonical_form(matrix: Packed | PlainRows) -> dict[str, str]:
             return {"dtype": "F64", "sha256": _float64_sha256(matrix)}
         digest.update(expand_pairs(codes, scale, pairs).astype("<u4", copy=False).data)
     return {"dtype": "BF16", "sha256": digest.hexdigest()}
+
+
+def _scaled_form(matrix: Scaled) -> dict[str, str]:
+    narrow, wide = hashlib.sha256(), hashlib.sha256()
+    every = True
+    for row in range(0, matrix.stored.rows, 64):
+        values = matrix.values(row, min(row + 64, matrix.stored.rows))
+        bits, exact = bf16_bits(values)
+        every &= bool(exact.all())
+        narrow.update(bits.astype("<u2", copy=False).data)
+        wide.update(np.ascontiguousarray(values, dtype="<f8").data)
+    digest = narrow if every else wide
+    return {"dtype": "BF16" if every else "F64", "sha256": digest.hexdigest()}
 
 
 def _float64_sha256(matrix: Packed) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from truecast.checkpoint.files import ByteFile
 from truecast.checkpoint.journal import MANIFEST
 from truecast.verify.report import Failures
-from truecast.verify.rules import Place, Rules
+from truecast.verify.rules import Int4Claim, Place, Promised, Rules
 
 SCHEMA = "truecast.manifest/1"
 MAX_BYTES = 1 << 30
@@ -31,11 +31,14 @@ class Manifest:
     inexact: dict[str, dict[Place, float]]
     rounded: dict[str, int]
     renormalised: int
+    int4: Int4Claim | None = None
+    fp8: dict[str, Promised] = field(default_factory=dict)
 
     @property
     def rules(self) -> Rules:
         """What it allows and prescribes about matrices."""
-        return Rules(self.target_format == "nvfp4", self.allow_inexact, self.inexact, self.rounded)
+        canonical = self.target_format == "nvfp4"
+        return Rules(canonical, self.allow_inexact, self.inexact, self.rounded, int4=self.int4, fp8=self.fp8)
 
 
 def read_manifest(file: ByteFile, failures: Failures) -> Manifest | None:
@@ -93,4 +96,34 @@ def _parse(document: dict[str, Any]) -> Manifest:
         inexact=dict(inexact),
         rounded={str(k): int(v) for k, v in document["inexact_matrices"].items()},
         renormalised=int(document["blocks"]["renormalised"]),
+        int4=_int4(document["int4"]) if document.get("int4") is not None else None,
+        fp8=_promised((document.get("fp8") or {"matrices": {}})["matrices"], _FP8_FIGURES),
     )
+
+
+_FP8_FIGURES: dict[str, type] = {"squared_error": float, "squared_sum": float}
+_INT4_FIGURES: dict[str, type] = {
+    **_FP8_FIGURES,
+    "groups": int,
+    "exact_groups": int,
+    "zero_groups": int,
+    "negative_scales": int,
+}
+
+
+def _int4(said: dict[str, Any]) -> Int4Claim:
+    method, signs = said["method"], said["signs"]
+    if not isinstance(method, str) or signs not in ("both", "positive"):
+        raise ValueError(f"int4.method is {method!r}, int4.signs {signs!r}")
+    weights = None if said["weights"] is None else str(said["weights"]["sha256"])
+    return Int4Claim(method, signs == "both", weights, _promised(said["matrices"], _INT4_FIGURES))
+
+
+def _promised(said: dict[str, Any], terms: dict[str, type]) -> dict[str, Promised]:
+    found: dict[str, Promised] = {}
+    for name, figures in said.items():
+        for term, kind in terms.items():
+            if type(figures[term]) is not kind and not (kind is float and type(figures[term]) is int):
+                raise ValueError(f"{term} of {name} is {figures[term]!r}, no {kind.__name__}")
+        found[str(name)] = {term: kind(figures[term]) for term, kind in terms.items()}
+    return found

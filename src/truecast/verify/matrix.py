@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from truecast.verify.quality import Figures
 from truecast.verify.report import Counts, Failure, Inexact
 from truecast.verify.stored import Stored
 
@@ -12,13 +13,16 @@ from truecast.verify.stored import Stored
 class MatrixResult:
     """Counts and findings for one matrix of the output. ``failures`` holds the first of each kind.
 
-    Places are row and column in the matrix ``[out, in]``, also where the layout stacks, interleaves or transposes.
+    ``figures`` and ``histogram`` (of its groups) are those of a matrix that was cast with loss. Places are row and column
+    in the matrix ``[out, in]``, also where the layout stacks, interleaves or transposes.
     """
 
     out: Stored
     counts: Counts = field(init=False)
     failures: list[Failure] = field(default_factory=list)
     inexact: list[Inexact] = field(default_factory=list)
+    figures: Figures | None = None
+    histogram: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         elements = self.out.rows * self.out.cols

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from truecast.checkpoint.header import TensorInfo
 from truecast.errors import InputError
-from truecast.layouts import bf16, bf16_stacked
+from truecast.layouts import LAYOUTS, bf16, bf16_stacked
 from truecast.layouts.base import Matrix, OutTensor, View
 from truecast.layouts.recognise import Contents
 from truecast.layouts.stacked import MEMBERS, stack_experts
@@ -42,12 +42,29 @@ class Pair:
         return self.out.start
 
 
+@dataclass(frozen=True, slots=True)
+class Recast:
+    """A plain BF16 tensor that is an FP8 matrix in the output."""
+
+    source: TensorInfo
+    out: Stored
+
+    @property
+    def start(self) -> int:
+        """Where its elements begin in the output's file."""
+        return self.out.start
+
+
+Unit = Copy | Pair | Recast
+
+
 @dataclass(slots=True)
 class Pairing:
     """All comparisons, and what is left without a partner as failures."""
 
     copies: list[Copy] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
+    recasts: list[Recast] = field(default_factory=list)
 
 
 def pair_up(
@@ -66,7 +83,10 @@ def pair_up(
     missing: list[tuple[str, str]] = []
     for tensor in source.plain.values():
         partner = out_tensors.get(tensor.name)
-        if partner is not None:
+        recast = _recast(tensor, out, source)
+        if recast is not None:
+            pairing.recasts.append(recast)
+        elif partner is not None:
             pairing.copies.append(Copy(tensor, partner))
         else:
             missing.append((tensor.name, "is in the source, but not in the output"))
@@ -82,12 +102,28 @@ def pair_up(
     _tell_missing(missing, unreadable, failures)
     accounted = {c.out.name for c in pairing.copies}
     accounted |= {view.tensor.name for p in pairing.pairs for view in p.out.parts.values()}
+    accounted |= {view.tensor.name for r in pairing.recasts for view in r.out.parts.values()}
     for name, tensor in out_tensors.items():
         if name not in accounted:
             failures.add(
                 "extra", "is in the output, but nothing in the source explains it", file=tensor.file, tensor=name
             )
     return pairing
+
+
+def _recast(tensor: TensorInfo, out: Contents, source: Contents) -> Recast | None:
+    """The FP8 matrix by blocks that a plain BF16 weight became; None if it became none."""
+    module = tensor.name.removesuffix(".weight")
+    matrix = out.matrices.get(module)
+    if tensor.dtype != "BF16" or module == tensor.name or matrix is None or module in source.matrices:
+        return None
+    layout = LAYOUTS[matrix.layout]
+    fits = (layout.FORMAT, layout.DIALECT) == ("fp8", "deepseek") and matrix.codes.tensor.name == tensor.name
+    if not fits or tensor.shape != (matrix.rows, matrix.cols):
+        return None
+    stored = Stored.of(matrix)
+    own = {role: view for role, view in stored.parts.items() if role in ("codes", "scale")}
+    return Recast(tensor, replace(stored, parts=own))
 
 
 def _banks(matrices: Iterable[Matrix]) -> Iterable[list[Matrix]]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from truecast.verify.quality import Quality
+
 KEPT_FAILURES = 1000
 """So many failures are kept in full; the rest are counted."""
 
@@ -15,8 +17,8 @@ class Failure:
     """One thing that does not hold. ``row`` and ``column`` name the first element concerned, in its matrix or tensor.
 
     ``kind``: ``value``, ``scale``, ``global_scale``, ``input_scale``, ``bias``, ``bytes`` (a copied tensor), ``shape``,
-    ``missing``, ``extra``, ``inexact``, ``twins``, ``header``, ``index``, ``manifest``, ``file``, ``hash``,
-    ``certificate``.
+    ``missing``, ``extra``, ``inexact``, ``figures`` (of a cast with loss), ``twins``, ``header``, ``index``,
+    ``manifest``, ``file``, ``hash``, ``certificate``.
     """
 
     kind: str
@@ -88,11 +90,16 @@ class Counts:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome. ``ok`` is the claim: every tensor accounted for, every value equal, every byte as recorded."""
+    """The outcome. ``ok`` is the claim: every tensor accounted for, every value equal, every byte as recorded.
+
+    Where ``quality`` has matrices, their values are not equal: then ``ok`` says that nothing contradicts what the
+    manifest says of them, or without one that their scales are legal.
+    """
 
     counts: Counts = field(default_factory=Counts)
     failures: Failures = field(default_factory=Failures)
     inexact: list[Inexact] = field(default_factory=list)
+    quality: Quality = field(default_factory=Quality)
     manifest_checked: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -109,6 +116,7 @@ class Report:
             "failures_total": self.failures.total,
             "failures": [asdict(f) for f in self.failures.kept],
             "inexact": [asdict(b) for b in self.inexact],
+            "quality": self.quality.document() if self.quality.matrices else None,
             "manifest_checked": self.manifest_checked,
             "notes": self.notes,
         }

@@ -8,18 +8,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from truecast.checkpoint.files import Opener
 from truecast.checkpoint.header import BITS
 from truecast.verify.certificate import matrix_entry, tensor_entry
 from truecast.verify.compare import all_zero, compare_packed, decides_global_scale
 from truecast.verify.compare_bf16 import compare_bf16
+from truecast.verify.compare_fp8 import compare_fp8, compare_recast
+from truecast.verify.compare_int4 import compare_int4, compare_same_int4
+from truecast.verify.compare_rounded import compare_rounded
+from truecast.verify.importance import Importance
 from truecast.verify.matrix import MatrixResult
-from truecast.verify.pairing import Copy, Pair
+from truecast.verify.pairing import Copy, Pair, Recast, Unit
+from truecast.verify.quality import Quality
 from truecast.verify.reader import CHUNK_BYTES, CountingFile, HashingFile, open_files, same_ranges
 from truecast.verify.report import Counts, Failures, Inexact
 from truecast.verify.rules import Rules
-from truecast.verify.stored import Packed, PlainRows, Read, load_bias, load_packed, load_scalar, odd_bias, open_bf16
+from truecast.verify.scaled import FORMATS, Scaled, load_multiplier, load_scaled, load_shape
+from truecast.verify.stored import (
+    Packed,
+    PlainRows,
+    Read,
+    Stored,
+    load_bias,
+    load_packed,
+    odd_bias,
+    open_bf16,
+    open_plain,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +44,12 @@ class ShardJob:
     """One output file, what it is to be compared with, and how to reach both sides."""
 
     file: str
-    units: Sequence[Copy | Pair]
+    units: Sequence[Unit]
     source_opener: Opener
     out_opener: Opener
     rules: Rules
     certificate: bool = False
+    importance: Importance | None = None
 
 
 @dataclass(slots=True)
@@ -46,6 +64,7 @@ class ShardResult:
     counts: Counts = field(default_factory=Counts)
     failures: Failures = field(default_factory=Failures)
     inexact: list[Inexact] = field(default_factory=list)
+    quality: Quality = field(default_factory=Quality)
     globals: dict[str, tuple[int, bool]] = field(default_factory=dict)
     deciding: set[str] = field(default_factory=set)
     entries: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -76,6 +95,8 @@ def verify_shard(job: ShardJob) -> ShardResult:
                 file.advance(unit.start)
                 if isinstance(unit, Copy):
                     _verify_copy(unit, read_source, read_out, job.certificate, result)
+                elif isinstance(unit, Recast):
+                    _verify_recast(unit, read_source, read_out, job, result)
                 else:
                     _verify_pair(unit, read_source, read_out, job, result)
             result.sha256 = file.finish()
@@ -126,27 +147,87 @@ def _verify_pair(pair: Pair, read_source: Read, read_out: Read, job: ShardJob, r
         why = f"is a matrix {pair.out.rows} x {pair.out.cols}, the source has {pair.source.rows} x {pair.source.cols}"
         result.failures.add("shape", why, file=tensor.file, tensor=tensor.name)
         return
-    source = load_packed(pair.source, read_source)
-    stored: Packed | PlainRows
+    source = _load(pair.source, read_source)
+    stored: Packed | PlainRows | Scaled
+    same_codes = None
     if pair.out.format == "bf16":
         stored = open_bf16(pair.out, read_out)
-        compared = compare_bf16(source, stored, job.rules)
     else:
-        same_codes = _same_codes(pair, read_source, read_out) if not job.certificate else None
-        stored = out = load_packed(pair.out, read_out)
-        compared = compare_packed(source, out, job.rules, same_codes)
-        if out.global_scale is not None:
-            result.globals[pair.out.name] = int(out.global_scale.view(np.uint32)), all_zero(out)
-            usable = not any(f.kind == "global_scale" for f in compared.failures)
-            if pair.out.name in job.rules.watched and usable and decides_global_scale(source, out):
-                result.deciding.add(pair.out.name)
+        if not job.certificate and isinstance(source, Packed) and pair.out.format not in FORMATS:
+            same_codes = _same_codes(pair, read_source, read_out)
+        stored = _load(pair.out, read_out)
+    compared = _compare(source, stored, job, same_codes)
+    if isinstance(stored, Packed) and stored.global_scale is not None:
+        result.globals[pair.out.name] = int(stored.global_scale.view(np.uint32)), all_zero(stored)
+        usable = not any(f.kind == "global_scale" for f in compared.failures)
+        watched = isinstance(source, Packed) and pair.out.name in job.rules.watched and usable
+        if watched and isinstance(source, Packed) and decides_global_scale(source, stored):
+            result.deciding.add(pair.out.name)
+    _book(compared, result)
+    bias = _verify_bias(pair, read_source, read_out, result)
+    _verify_input_scale(pair, read_source, read_out, job.rules, result)
+    _verify_shape(pair.out, read_out, result)
+    if job.certificate and not compared.failures:
+        result.entries.append(("matrices", matrix_entry(source, pair.out, stored, bias, _changed(compared))))
+
+
+def _load(stored: Stored, read: Read) -> Packed | Scaled:
+    return load_scaled(stored, read) if stored.format in FORMATS else load_packed(stored, read)
+
+
+def _compare(
+    source: Packed | Scaled, out: Packed | PlainRows | Scaled, job: ShardJob, same_codes: bool | None
+) -> MatrixResult:
+    """Choose the comparison that goes with the two formats."""
+    rules, kinds = job.rules, (source.stored.format, out.stored.format)
+    if isinstance(source, Packed):
+        if isinstance(out, Packed):
+            return compare_packed(source, out, rules, same_codes)
+        if isinstance(out, PlainRows):
+            return compare_bf16(source, out, rules)
+        if kinds == ("mxfp4", "w4afp8"):
+            return compare_int4(source, out, rules, _weights(out.stored, job))
+        if kinds == ("mxfp4", "fp8"):
+            return compare_fp8(source, out, rules)
+    elif isinstance(out, PlainRows):
+        return compare_rounded(source, out, rules)
+    elif isinstance(out, Scaled) and kinds == ("w4afp8", "w4afp8"):
+        return compare_same_int4(source, out)
+    elif isinstance(out, Scaled) and kinds == ("fp8", "fp8"):
+        return compare_fp8(source, out, rules)
+    result = MatrixResult(out.stored)
+    result.fail("shape", "codes", f"is {kinds[1]}, which is not held against {kinds[0]}, as the source has it")
+    return result
+
+
+def _weights(out: Stored, job: ShardJob) -> NDArray[np.int64] | None:
+    """The integer weights of a matrix, if the manifest says that there were any and they are at hand."""
+    weighted = job.rules.int4 is not None and job.rules.int4.weights is not None
+    return job.importance.weights(out.name, out.cols) if weighted and job.importance else None
+
+
+def _book(compared: MatrixResult, result: ShardResult) -> None:
     result.counts.add(compared.counts)
     result.inexact += compared.inexact
     result.failures.extend(compared.failures)
-    bias = _verify_bias(pair, read_source, read_out, result)
-    _verify_input_scale(pair, read_source, read_out, result)
+    if compared.figures is not None:
+        result.quality.note(compared.out.name, compared.figures, compared.histogram)
+
+
+def _verify_recast(unit: Recast, read_source: Read, read_out: Read, job: ShardJob, result: ShardResult) -> None:
+    source, out = open_plain(unit.source, read_source), load_scaled(unit.out, read_out)
+    compared = compare_recast(source, out, job.rules)
+    _book(compared, result)
     if job.certificate and not compared.failures:
-        result.entries.append(("matrices", matrix_entry(source, pair.out, stored, bias, _changed(compared))))
+        result.entries.append(("matrices", matrix_entry(source, unit.out, out, None, _changed(compared))))
+
+
+def _verify_shape(out: Stored, read_out: Read, result: ShardResult) -> None:
+    shape = load_shape(out, read_out)
+    if shape is not None and shape != (out.rows, out.cols):
+        tensor = out.parts["shape"].tensor
+        why = f"says {list(shape)}, the matrix is {[out.rows, out.cols]}"
+        result.failures.add("shape", why, file=tensor.file, tensor=tensor.name, row=0, column=0)
 
 
 def _same_codes(pair: Pair, read_source: Read, read_out: Read) -> bool | None:
@@ -159,7 +240,8 @@ def _same_codes(pair: Pair, read_source: Read, read_out: Read) -> bool | None:
 
 
 def _changed(compared: MatrixResult) -> int:
-    return compared.counts.inexact_half_blocks + compared.counts.inexact_elements
+    lossy = compared.figures is not None and compared.figures.squared_error > 0
+    return compared.counts.inexact_half_blocks + compared.counts.inexact_elements + lossy
 
 
 def _verify_bias(pair: Pair, read_source: Read, read_out: Read, result: ShardResult) -> bytes | None:
@@ -194,18 +276,26 @@ def _verify_bias(pair: Pair, read_source: Read, read_out: Read, result: ShardRes
     return before
 
 
-def _verify_input_scale(pair: Pair, read_source: Read, read_out: Read, result: ShardResult) -> None:
-    """Activation scales: 1.0 where truecast added them, else the source's under the output's convention."""
+def _verify_input_scale(pair: Pair, read_source: Read, read_out: Read, rules: Rules, result: ShardResult) -> None:
+    """Activation scales: 1.0 where truecast added them, else the source's under the output's convention.
+
+    Those of an INT4 matrix that somebody else made, and calibrated, need only be legal.
+    """
     if "input_scale" not in pair.out.parts:
         return  # if the source has one, it must be declared dropped: see verify
-    after = load_scalar(pair.out, "input_scale", read_out)
-    before = load_scalar(pair.source, "input_scale", read_source)
+    after = load_multiplier(pair.out, "input_scale", read_out)
+    before = load_multiplier(pair.source, "input_scale", read_source)
     assert after is not None
-    if before is None:
-        wanted = np.float32(1)
+    why = ""
+    if before is None and pair.out.format == "w4afp8" and rules.int4 is None:
+        if not 0 < after < np.inf:
+            why = f"activation scale is {after}; it must be positive and finite"
     else:
-        wanted = before if pair.source.divides == pair.out.divides else np.float32(1) / before
-    if after.view(np.uint32) != wanted.view(np.uint32):
+        wanted = np.float32(1)
+        if before is not None:
+            wanted = before if pair.source.divides == pair.out.divides else np.float32(1) / before
+        if after.view(np.uint32) != wanted.view(np.uint32):
+            why = f"activation scale is {after}, should be {wanted}"
+    if why:
         tensor = pair.out.parts["input_scale"].tensor
-        why = f"activation scale is {after}, should be {wanted}"
         result.failures.add("input_scale", why, file=tensor.file, tensor=tensor.name, row=0, column=0)

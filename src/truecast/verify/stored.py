@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.checkpoint.files import ByteFile
-from truecast.checkpoint.header import BITS
-from truecast.layouts import LAYOUTS
+from truecast.checkpoint.header import BITS, TensorInfo
+from truecast.layouts import LAYOUTS, bf16
 from truecast.layouts.base import Matrix, View, read_view
 from truecast.verify.canonical import ValueTable, mxfp4_table, nvfp4_table
 
@@ -27,7 +27,7 @@ FEW_HALF_BLOCKS = 512
 class Stored:
     """A matrix ``[rows, cols]`` of one checkpoint and the views of its parts by role.
 
-    Roles: ``codes``, ``scale``, ``global_scale``, ``input_scale``, ``bias``; for BF16 ``weight`` and ``bias``.
+    Roles: ``codes``, ``scale``, ``global_scale``, ``input_scale``, ``bias``, ``shape``; for BF16 ``weight`` and ``bias``.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Stored:
 
     @property
     def format(self) -> str:
-        """``mxfp4``, ``nvfp4`` or ``bf16``."""
+        """``mxfp4``, ``nvfp4``, ``w4afp8``, ``fp8`` or ``bf16``."""
         return LAYOUTS[self.layout].FORMAT
 
     @property
@@ -164,8 +164,15 @@ class PlainRows:
 
 
 def open_bf16(stored: Stored, read: Read) -> PlainRows:
-    """A BF16 matrix of the output."""
+    """A BF16 matrix."""
     return PlainRows(stored, read, None if stored.contiguous else _load_bf16(stored, read))
+
+
+def open_plain(tensor: TensorInfo, read: Read) -> PlainRows:
+    """A plain BF16 tensor of two dimensions."""
+    rows, cols = tensor.shape
+    stored = Stored(tensor.name.removesuffix(".weight"), bf16.NAME, rows, cols, {"weight": View(tensor)})
+    return PlainRows(stored, read, None)
 
 
 def _load_bf16(stored: Stored, read: Read) -> U16:

@@ -136,9 +136,9 @@ def _region(out: Checkpoint, name: str) -> str:
     finally:
         file.close()
     if have == wanted:
-        return "; its header is as it should be, and every value is equal"
+        return "; its header is as it should be, and no value contradicts the source"
     at = next((i for i, (a, b) in enumerate(zip(have, wanted, strict=False)) if a != b), min(len(have), len(wanted)))
-    return f"; its values are equal, but its header is not the one that belongs to them (byte {at})"
+    return f"; no value contradicts the source, but its header is not the one that belongs to them (byte {at})"
 
 
 def _present(out: Checkpoint) -> Iterable[str]:

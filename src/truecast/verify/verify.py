@@ -15,8 +15,11 @@ from truecast.errors import InputError, RefusedError, UsageError
 from truecast.families import find_family
 from truecast.layouts.recognise import Contents, recognise
 from truecast.verify.certificate import CERTIFICATE, Entries, is_certificate, write_certificate
+from truecast.verify.compare_int4 import prepare
+from truecast.verify.importance import Importance, open_importance
+from truecast.verify.lossy import check_importance, check_lossy_claims, is_int4_cast, note_lossy
 from truecast.verify.manifest import Manifest, read_manifest
-from truecast.verify.pairing import Copy, Pair, Pairing, pair_up
+from truecast.verify.pairing import Copy, Pair, Pairing, Recast, Unit, pair_up
 from truecast.verify.report import Failures, Report
 from truecast.verify.rules import Rules
 from truecast.verify.shard import ShardJob, ShardResult, verify_shard
@@ -33,9 +36,14 @@ def verify(
     *,
     jobs: int = 1,
     certificate: Path | None = None,
+    weights: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Prove that ``out`` holds exactly what ``src`` holds, or say where not.
+
+    Where a format loses (INT4 of MXFP4, FP8 of BF16) the loss is judged instead: is it as the manifest says, is it the
+    least, and how large is it (``Report.quality``). ``weights`` is the file that INT4 scales were chosen by, should the
+    manifest say that there was one.
 
     Every tensor of both sides is accounted for, and every element of every matrix compared as integers. Where ``out``
     has a manifest, every byte is held against its hashes as well. ``jobs`` processes work on one output file each;
@@ -55,6 +63,8 @@ def verify(
     _check_unlisted(target, manifest, certificate)
     ours = manifest is not None and manifest.fingerprint == source.fingerprint()
     rules = manifest.rules if manifest and ours else Rules()
+    importance = None if weights is None else open_importance(weights)
+    check_importance(rules, importance)
     dropped = manifest.dropped if manifest and ours else {}
     found = recognise(target.tensors, lambda error: _note_fault(error, failures))
     pairing = pair_up(contents, target.tensors, found, unreadable, failures)
@@ -65,10 +75,11 @@ def verify(
     family = find_family(source.config, source.tensors)
     groups = group_twins(family, pairing.pairs) if rules.inexact else []
     rules = replace(rules, watched=watched(groups, rules.inexact))
-    results = _run(source, target, pairing, rules, jobs, certificate is not None, progress)
+    results = _run(source, target, pairing, rules, jobs, certificate is not None, importance, progress)
     for result in results:
         report.counts.add(result.counts)
         report.inexact += result.inexact
+        report.quality.add(result.quality)
         failures.extend(result.failures.kept, result.failures.total)
     scales = {name: scale for r in results for name, scale in r.globals.items()}
     check_need(groups, rules.inexact, scales, {name for r in results for name in r.deciding}, failures)
@@ -77,6 +88,8 @@ def verify(
         report.counts.bytes_read += check_files(target, manifest, {r.file: r.sha256 for r in results}, failures)
         if ours:
             _check_claims(manifest, pairing, report)
+            check_lossy_claims(manifest, pairing, failures)
+    report.notes += note_lossy(rules, pairing, importance)
     if certificate is not None and report.ok:
         entries: Entries = [entry for r in results for entry in r.entries]
         write_certificate(certificate, source.fingerprint(), report.counts, entries)
@@ -165,17 +178,23 @@ def _run(
     rules: Rules,
     jobs: int,
     certificate: bool,
+    importance: Importance | None,
     progress: Progress | None,
 ) -> list[ShardResult]:
-    units: dict[str, list[Copy | Pair]] = defaultdict(list)
+    units: dict[str, list[Unit]] = defaultdict(list)
     for copy in pairing.copies:
         units[copy.out.file].append(copy)
-    for pair in pairing.pairs:
-        units[pair.out.main.tensor.file].append(pair)
-    work = [
-        ShardJob(file, units[file], source.opener, target.opener, rules.of(_names(units[file])), certificate)
-        for file in target.shards
-    ]
+    matrices: list[Pair | Recast] = [*pairing.pairs, *pairing.recasts]
+    for unit in matrices:
+        units[unit.out.main.tensor.file].append(unit)
+    if jobs > 1 and any(is_int4_cast(pair) for pair in pairing.pairs):
+        prepare()
+
+    work = []
+    for file in target.shards:
+        names = _names(units[file])
+        own = importance.of(names) if importance else None
+        work.append(ShardJob(file, units[file], source.opener, target.opener, rules.of(names), certificate, own))
     total = sum(target.shards.values())
     if progress:
         progress("verify", 0, total)
@@ -187,8 +206,8 @@ def _run(
     return [results[file] for file in target.shards]
 
 
-def _names(units: Sequence[Copy | Pair]) -> set[str]:
-    return {u.out.name for u in units if isinstance(u, Pair)}
+def _names(units: Sequence[Unit]) -> set[str]:
+    return {u.out.name for u in units if not isinstance(u, Copy)}
 
 
 def _check_claims(manifest: Manifest, pairing: Pairing, report: Report) -> None:

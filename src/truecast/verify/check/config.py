@@ -20,9 +20,21 @@ _METHODS = {
     "nvfp4-compressed-tensors": ("compressed-tensors",),
     "mxfp4-compressed-tensors": ("compressed-tensors",),
     "mxfp4-gpt-oss": ("mxfp4",),
+    "w4afp8-sglang": ("w4afp8",),
+    "w4afp8-compressed-tensors": ("compressed-tensors",),
+    "fp8-deepseek": ("fp8", "w4afp8", "modelopt_mixed"),
+    "fp8-compressed-tensors": ("compressed-tensors",),
     "mxfp4-deepseek": ("fp8", "mxfp4", "deepseek_v4_fp8"),
 }
 """Layout -> values of ``quant_method`` whose loaders read it."""
+
+
+_PACKINGS = {"w4afp8": "pack-quantized", "fp8": "float-quantized"}
+"""``format`` of compressed-tensors where it is not the name of ours and ``-pack-quantized``."""
+
+_BLOCK = [128, 128]
+IGNORE_METHODS = ("w4afp8", "fp8")
+"""Values of ``quant_method`` whose readers take a list of names under ``ignored_layers``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,11 @@ def exclude_lists(block: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return (ignore if "ignore" in block else exclude), (ignore or exclude)
 
 
+def ignored_lists(block: Mapping[str, Any]) -> list[list[str]]:
+    """The lists of ignored modules that a block has, the one that engines prefer first."""
+    return [_strings(block[key]) for key in ("ignored_layers", "modules_to_not_convert") if block.get(key) is not None]
+
+
 def _strings(value: Any) -> list[str]:
     return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
 
@@ -127,6 +144,11 @@ def check_config(found: Collector, checkpoint: Checkpoint, blocks: Blocks, layou
         if targets is not None and not (isinstance(targets, list) and all(isinstance(t, str) for t in targets)):
             found.add("config-method", place, f"the targets of a group are {targets!r}, no list of names")
     _check_group_size(found, place, block, layouts)
+    _check_block_size(found, place, block, layouts)
+    ignored = ignored_lists(block) if block.get("quant_method") in IGNORE_METHODS else []
+    if len(ignored) == 2 and set(ignored[0]) != set(ignored[1]):
+        message = f"ignored_layers and modules_to_not_convert differ: {_difference(*ignored)}"
+        found.add("config-contradiction", place, message)
 
 
 def _check_place(found: Collector, blocks: Blocks, layouts: list[str]) -> None:
@@ -194,23 +216,35 @@ def _method_fault(layout: str, block: Mapping[str, Any], *, from_hf_quant: bool)
         if "NVFP4" not in algo and algo != "MIXED_PRECISION":
             return f"quant_algo is {block.get('quant_algo')!r}, the tensors are NVFP4"
     elif method == "compressed-tensors":
-        wanted = f"{LAYOUTS[layout].FORMAT}-pack-quantized"
+        kind = LAYOUTS[layout].FORMAT
+        wanted = _PACKINGS.get(kind, f"{kind}-pack-quantized")
         said = [block.get("format"), *(group.get("format") for group in weight_groups(block))]
         formats = {str(value) for value in said if value is not None}
         if (formats and wanted not in formats) or not all(isinstance(value, str | None) for value in said):
             return f"format is {', '.join(sorted(formats))}, the tensors are {wanted}"
+        if kind in _PACKINGS and (schemes := weight_groups(block)) and not any(_fits(kind, g) for g in schemes):
+            return f"no group describes weights as {'4-bit int' if kind == 'w4afp8' else '8-bit float'}, as {layout} is"
     return None
+
+
+def _fits(kind: str, group: Mapping[str, Any]) -> bool:
+    weights = group.get("weights")
+    if not isinstance(weights, dict) or weights.get("symmetric") is False:
+        return False
+    return (weights.get("num_bits"), weights.get("type")) == ((4, "int") if kind == "w4afp8" else (8, "float"))
 
 
 def _claimed_format(block: Mapping[str, Any]) -> str | None:
     algo, packing = str(block.get("quant_algo")).upper(), str(block.get("format"))
     if algo in ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ") or str(block.get("moe_quant_algo")).upper() == "NVFP4":
         return "NVFP4"
+    if block.get("quant_method") == "w4afp8":
+        return "W4AFP8"
     return packing if packing in ("nvfp4-pack-quantized", "mxfp4-pack-quantized") else None
 
 
 def _check_group_size(found: Collector, place: Place, block: Mapping[str, Any], layouts: list[str]) -> None:
-    legal = {group_size(LAYOUTS[name].FORMAT) for name in layouts}
+    legal = {group_size(LAYOUTS[name].FORMAT) for name in layouts if LAYOUTS[name].FORMAT != "fp8"}
     if not legal or block.get("quant_method") in ("mxfp4", "deepseek_v4_fp8"):
         return
     said: list[tuple[str, Any]] = []
@@ -226,3 +260,16 @@ def _check_group_size(found: Collector, place: Place, block: Mapping[str, Any], 
             found.add(
                 "config-group-size", place, f"{key} is {value!r}; the tensors have one scale for {sizes} elements"
             )
+
+
+def _check_block_size(found: Collector, place: Place, block: Mapping[str, Any], layouts: list[str]) -> None:
+    """FP8 by blocks: without a size engines take one scale for the whole tensor. W4AFP8 has it built in."""
+    size = block.get("weight_block_size")
+    if "fp8-deepseek" not in layouts or (size is None and block.get("quant_method") != "fp8"):
+        return
+    if size != _BLOCK:
+        found.add(
+            "config-group-size",
+            place,
+            f"weight_block_size is {size!r}; the tensors have one scale for 128 x 128 elements",
+        )

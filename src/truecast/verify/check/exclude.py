@@ -11,7 +11,7 @@ from truecast.families import FAMILIES, GENERIC
 from truecast.families.base import Family, aliases
 from truecast.layouts import LAYOUTS
 from truecast.layouts.recognise import Contents
-from truecast.verify.check.config import exclude_lists, weight_groups
+from truecast.verify.check.config import IGNORE_METHODS, exclude_lists, ignored_lists, weight_groups
 from truecast.verify.check.findings import Collector, Place
 from truecast.verify.check.matching import (
     EXCLUDED,
@@ -44,6 +44,10 @@ _WHY_LEAF = "SGLang and vLLM ask only whether the bank is excluded; a reader tha
 
 _BOTH_FUSE = {"qkv_proj", "gate_up_proj"}
 """Fused modules that SGLang and vLLM both build in nearly every model."""
+
+
+_VLLM_FUSES = {"in_proj_qkvgfab", "fused_qkv_a_proj", "fused_qkv_a_g_proj"}
+"""Fused modules of Kimi-K3 that SGLang does not build; SGLang alone loads W4AFP8 of its own dialect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def sort_modules(contents: Contents, dialect: str) -> Modules:
     everything: set[str] = set()
     for matrix in contents.matrices.values():
         everything.add(matrix.name)
-        if dialect != LAYOUTS[matrix.layout].DIALECT:
+        if not _is_of(matrix.layout, dialect):
             continue
         if match := _EXPERT.fullmatch(matrix.name):
             bank, first = match[1], match[2]
@@ -104,9 +108,19 @@ def sort_modules(contents: Contents, dialect: str) -> Modules:
     return Modules(tuple(quantized), tuple(m for m in linear if m not in quantized), frozenset(everything))
 
 
+def _is_of(layout: str, dialect: str) -> bool:
+    """Does the loader that a block of this dialect chooses read this layout?"""
+    if dialect in IGNORE_METHODS:
+        return layout == "fp8-deepseek" or (dialect == "w4afp8" and layout == "w4afp8-sglang")
+    return dialect == LAYOUTS[layout].DIALECT
+
+
 def check_exclude(found: Collector, family: Family, block: Mapping[str, Any], file: str, contents: Contents) -> None:
     """Hold a block's exclude list against the modules. Only the two dialects whose matching is known are judged."""
     method = block.get("quant_method")
+    if method == "w4afp8" or (method == "fp8" and "fp8-deepseek" in contents.layouts):
+        _check_ignored(found, family, block, file, contents)
+        return
     dialect = "compressed-tensors" if method == "compressed-tensors" else "modelopt"
     hybrid = method == "fp8" and block.get("moe_quant_algo") is not None
     if not (dialect == "compressed-tensors" or hybrid or str(method or "modelopt").startswith("modelopt")):
@@ -116,7 +130,24 @@ def check_exclude(found: Collector, family: Family, block: Mapping[str, Any], fi
     if file == "config.json" and "ignore" not in block and block.get("exclude_modules") and dialect == "modelopt":
         found.add("exclude-key", place, "has exclude_modules, but no ignore")
     sglang, vllm = exclude_lists(block)
-    lists = Lists(family.name, dialect, file, sglang, vllm, _targets(block), hybrid or _is_mixed(block), modules)
+    _judge_lists(
+        found, Lists(family.name, dialect, file, sglang, vllm, _targets(block), hybrid or _is_mixed(block), modules)
+    )
+
+
+def _check_ignored(found: Collector, family: Family, block: Mapping[str, Any], file: str, contents: Contents) -> None:
+    method = str(block["quant_method"])
+    modules = sort_modules(contents, method)
+    names = next(iter(ignored_lists(block)), [])
+    asked = [m for m in modules.plain if not _EMBEDDING.search(m)]
+    if method == "w4afp8" and asked:
+        message = f"{len(asked)} linear modules are plain, such as {asked[0]}"
+        found.add("ignored-not-read", Place(file=file), message)
+    _judge_lists(found, Lists(family.name, method, file, names, names, ["Linear"], False, modules))
+
+
+def _judge_lists(found: Collector, lists: Lists) -> None:
+    place = Place(file=lists.file)
     slow = lists.slow_patterns()
     if not slow:
         lists.judge(found)
@@ -297,7 +328,8 @@ class _Judge:
             open_names: list[tuple[str, list[str]]] = []
             closed = 0
             for runtime, members in self.family.fused.items():
-                if not leaves.keys() >= set(members):
+                foreign = self.dialect == "w4afp8" and runtime in _VLLM_FUSES
+                if foreign or not leaves.keys() >= set(members):
                     continue
                 if len({leaves[m] for m in members}) > 1:
                     packed = ", ".join(m for m in members if not leaves[m])
@@ -359,7 +391,9 @@ class _Judge:
         """Names that stand for a module in an engine's question; a bank of experts is asked for by probes."""
         if not module.endswith(".experts"):
             return [module]
-        return [module] if self.dialect == "modelopt" else [f"{module}.0.{probe}" for probe in _PROBES]
+        return (
+            [module] if self.dialect in ("modelopt", *IGNORE_METHODS) else [f"{module}.0.{probe}" for probe in _PROBES]
+        )
 
     def _never_asked(self, module: str) -> bool:
         return any(

@@ -98,6 +98,7 @@ def _neighbours(checkpoint: Checkpoint) -> list[str]:
 _CODES = (".weight_packed", ".weight", ".qweight", "_blocks", "")
 _BLOCK_SCALES = (".weight_scale", ".scale", "_scales", "_weight_scale")
 _GLOBAL_SCALES = (".weight_global_scale", ".weight_scale_2", "_weight_scale_2")
+_FLOAT_SCALES = ("BF16", "F16", "F32")
 _OTHER_SCALES = (".weight_scale_inv", ".scales", ".qzeros", ".absmax", ".weight_scale_inverse")
 
 
@@ -108,9 +109,9 @@ def part_finding(found: Collector, tensors: Mapping[str, TensorInfo], error: Inp
     place = Place(file=tensor.file, tensor=tensor.name)
     if "is stored twice" in error.problem:
         found.add("matrix-duplicate", place, error.problem)
-    elif "is a scale, but" in error.problem:
+    elif "is a scale, but" in error.problem or "is the shape of a packed tensor" in error.problem:
         found.add("scale-orphan", place, error.problem)
-    elif "no multiple of 32" in error.problem:
+    elif "no multiple of 32" in error.problem or "no multiple of 128" in error.problem:
         found.add("columns-not-multiple", place, error.problem)
     else:
         rule, message = _why_unmatched(tensor, tensors)
@@ -121,6 +122,11 @@ def _why_unmatched(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tup
     """Which part of a packed tensor is absent or of the wrong shape: id and message (empty: the layouts' own words)."""
     suffix = next(s for s in _CODES if tensor.name.endswith(s))
     stem = tensor.name.removesuffix(suffix)
+    inverse = tensors.get(stem + ".weight_scale_inv")
+    if inverse is not None and inverse.dtype in _FLOAT_SCALES and tensor.dtype in ("I8", "F8_E4M3"):
+        return "scale-shape", ""
+    if tensor.dtype == "I32" and suffix == ".weight_packed":
+        return ("packed-unknown" if stem + ".weight_scale" in tensors else "scale-missing"), ""
     if tensor.dtype not in ("U8", "I8") or any(stem + s in tensors for s in _OTHER_SCALES):
         return "packed-unknown", ""
     scale = next((tensors[stem + s] for s in _BLOCK_SCALES if stem + s in tensors), None)

@@ -20,7 +20,14 @@ from truecast.verify.check.config import check_config, declares_activations, fin
 from truecast.verify.check.exclude import check_exclude
 from truecast.verify.check.files import check_banks, check_shards, header_finding, part_finding
 from truecast.verify.check.findings import Collector, Finding
-from truecast.verify.check.scales import ScaleResult, check_input_scales, check_twins, scale_jobs, scan_shard
+from truecast.verify.check.scales import (
+    ScaleResult,
+    check_input_scales,
+    check_static_scales,
+    check_twins,
+    scale_jobs,
+    scan_shard,
+)
 
 SCHEMA = "truecast.check/1"
 Progress = Callable[[str, int, int], None]
@@ -99,6 +106,7 @@ def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress
     blocks = find_blocks(found, checkpoint)
     check_config(found, checkpoint, blocks, contents.layouts)
     check_input_scales(found, contents.matrices, declares_activations(blocks.chosen))
+    check_static_scales(found, contents.matrices)
     if blocks.chosen is not None:
         check_exclude(found, family, blocks.chosen, blocks.file, contents)
     return CheckReport(

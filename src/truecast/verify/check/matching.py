@@ -208,8 +208,29 @@ class CompressedTensors:
         return _merge([self.hits(member) for member in members])
 
 
+class IgnoredLayers:
+    """Names of modules. vLLM wants the whole name; SGLang hits wherever one stands inside the dotted path."""
+
+    def __init__(self, names: Sequence[str], engine: str) -> None:
+        self.engine = engine
+        self.names = set(names)
+
+    def hits(self, name: str) -> bool:
+        """See :class:`Matcher`."""
+        if name in self.names:
+            return True
+        return self.engine == "SGLang" and any(path in self.names for path in _subpaths(name))
+
+    def fused(self, name: str, members: Sequence[str]) -> str:
+        """See :class:`Matcher`."""
+        listed = _merge([self.hits(member) for member in members])
+        return EXCLUDED if listed == QUANTIZED and self.hits(name) else listed
+
+
 def matchers(dialect: str, sglang: Sequence[str], vllm: Sequence[str]) -> list[Matcher]:
     """How SGLang and vLLM read these lists. A pattern that is no valid regular expression must be left out before."""
     if dialect == "compressed-tensors":
         return [CompressedTensors(sglang, "SGLang"), CompressedTensors(vllm, "vLLM")]
+    if dialect in ("w4afp8", "fp8"):  # vLLM has no loader for the former
+        return [IgnoredLayers(sglang, "SGLang"), *([IgnoredLayers(vllm, "vLLM")] if dialect == "fp8" else [])]
     return [SglangModelopt(sglang), VllmModelopt(vllm, split=False)]

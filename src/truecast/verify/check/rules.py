@@ -167,6 +167,22 @@ SCALES = {
         " the output is garbage (modular/modular#6600)",
         "store the reciprocal",
     ),
+    "factor-subnormal": Rule(
+        WARNING,
+        "GPUs flush subnormals to zero in most kernels, and every weight under this scale with them",
+        _RECAST,
+    ),
+    "scale-not-bf16": Rule(
+        WARNING,
+        "SGLang keeps the group scales of W4AFP8 in BF16: it rounds them when it loads them, and the codes were chosen for"
+        " others",
+        "store BF16 scales, and codes that are nearest under them",
+    ),
+    "stored-shape": Rule(
+        ERROR,
+        "compressed-tensors unpacks the words to this shape: the wrong number of columns, or codes of another width",
+        _RECAST,
+    ),
     "twins-differ": Rule(
         ERROR,
         "engines fuse these modules and keep one global scale: SGLang's Marlin path and vLLM take the first one's, so the"
@@ -183,6 +199,17 @@ SCALES = {
         ERROR,
         "vLLM leaves an input scale that the files lack uninitialised in W4A4 (vllm-project/vllm#45212); SGLang takes 1.0",
         "write 1.0 where calibration gave none, or declare the checkpoint weight-only",
+    ),
+    "input-scale-partial": Rule(
+        WARNING,
+        "SGLang's W4AFP8 takes 1.0 for those that are missing and then the largest of the bank for all its experts: the"
+        " calibrated ones count for nothing where they are smaller",
+        "calibrate all experts, or write for the others what calibration gave the bank",
+    ),
+    "input-scale-default": Rule(
+        WARNING,
+        "SGLang's W4AFP8 then takes 1.0: activations beyond 448 saturate, small ones lose precision",
+        "calibrate the activations",
     ),
 }
 
@@ -219,6 +246,12 @@ CONFIG = {
         ERROR,
         "engines allocate the scales by it and fail on the shape, or spread them over the wrong blocks",
         "correct it",
+    ),
+    "ignored-not-read": Rule(
+        WARNING,
+        "SGLang 0.5.20's own W4AFP8 never reads the list: it builds every linear module in FP8, casts a plain weight into"
+        " it without a scale, and says nothing; the output is garbage",
+        "serve it with a W4AFP8 config that reads the list",
     ),
     "exclude-key": Rule(
         ERROR,

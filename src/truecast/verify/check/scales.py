@@ -19,7 +19,9 @@ from truecast.families.base import Family, twin_key
 from truecast.formats import e4m3, e8m0
 from truecast.layouts import LAYOUTS
 from truecast.layouts.base import Matrix, View, group_size, read_view
+from truecast.verify.check.factors import check_factors
 from truecast.verify.check.findings import Collector, Place
+from truecast.verify.scaled import FORMATS, as_float32
 
 U8 = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
@@ -43,7 +45,7 @@ class ScaleJob:
     @property
     def scale_bytes(self) -> int:
         """Bytes of block scales to read."""
-        return sum(m.rows * m.cols // group_size(LAYOUTS[m.layout].FORMAT) for m in self.matrices)
+        return sum(_scale_bytes(m) for m in self.matrices)
 
 
 @dataclass(slots=True)
@@ -72,6 +74,13 @@ def scale_jobs(opener: Opener, matrices: Iterable[Matrix]) -> list[ScaleJob]:
     return [ScaleJob(opener, file, tuple(group)) for file, group in by_shard.items()]
 
 
+def _scale_bytes(matrix: Matrix) -> int:
+    """Bytes of block scales of one matrix, also where it shares its tensor with others."""
+    if LAYOUTS[matrix.layout].FORMAT in ("mxfp4", "nvfp4"):
+        return matrix.rows * matrix.cols // group_size(LAYOUTS[matrix.layout].FORMAT)
+    return matrix.scale.tensor.nbytes
+
+
 class _Files:
     """Open files of a job; matrices may have parts in other shards."""
 
@@ -98,6 +107,9 @@ def scan_shard(job: ScaleJob) -> ScaleResult:
     try:
         for matrix in job.matrices:
             scale = files.read(matrix.scale)
+            if LAYOUTS[matrix.layout].FORMAT in FORMATS:
+                _scan_scaled(result, matrix, scale, files, judged)
+                continue
             result.scales += scale.size
             if scale.size:
                 _check_block_scales(result.found, matrix, scale, files)
@@ -114,6 +126,25 @@ def scan_shard(job: ScaleJob) -> ScaleResult:
         files.close()
     result.bytes_read = files.bytes_read
     return result
+
+
+def _scan_scaled(result: ScaleResult, matrix: Matrix, scale: U8, files: _Files, judged: set[str]) -> None:
+    """INT4 and FP8: scales of any sign that float32 holds, a stored shape, an input scale."""
+    factors = as_float32(scale, matrix.scale.tensor.dtype)
+    result.scales += factors.size
+    if factors.size:
+        check_factors(result.found, matrix, factors, lambda: files.read(matrix.codes))
+    if matrix.shape is not None:
+        view = matrix.shape
+        said = files.read(view).reshape(-1).view("<i8" if view.tensor.dtype == "I64" else "<i4").tolist()
+        if said != [matrix.rows, matrix.cols]:
+            place = Place(view.tensor.file, view.tensor.name, matrix.name)
+            result.found.add("stored-shape", place, f"says {said}, the codes are {[matrix.rows, matrix.cols]}")
+    given = matrix.input_scale
+    if given is not None and given.tensor.name not in judged:
+        judged.add(given.tensor.name)
+        value = float(as_float32(files.read(given), given.tensor.dtype)[0, 0])
+        _check_scalar(result.found, "input", matrix, given, value, scale)
 
 
 def _check_block_scales(found: Collector, matrix: Matrix, scale: U8, files: _Files) -> None:
@@ -236,6 +267,23 @@ def check_twins(
         found.add(
             "twins-differ", Place(view.tensor.file, view.tensor.name, members[0]), f"fused modules differ: {said}"
         )
+
+
+def check_static_scales(found: Collector, matrices: Mapping[str, Matrix]) -> None:
+    """Static activation scales of SGLang's W4AFP8: all of a bank have one, or none has."""
+    groups: dict[str, list[Matrix]] = defaultdict(list)
+    for matrix in matrices.values():
+        if matrix.layout == "w4afp8-sglang":
+            bank, experts, _ = matrix.name.rpartition(".experts.")
+            groups[bank + experts if experts else matrix.name].append(matrix)
+    for group in groups.values():
+        absent = [m for m in group if m.input_scale is None]
+        for matrix in absent if len(absent) < len(group) else []:
+            place = Place(matrix.codes.tensor.file, matrix.codes.tensor.name, matrix.name)
+            found.add("input-scale-partial", place, "has no input scale, though others of its bank have one")
+    if groups and all(m.input_scale is None for group in groups.values() for m in group):
+        message = "none of the W4AFP8 matrices has an input scale"
+        found.add("input-scale-default", Place(file="config.json"), message)
 
 
 def check_input_scales(found: Collector, matrices: Mapping[str, Matrix], declared: bool) -> None:

@@ -1,0 +1,58 @@
+"""Casts with loss as a whole: does the manifest speak of just these matrices, and what could not be judged?"""
+
+from __future__ import annotations
+
+from truecast.checkpoint.journal import MANIFEST
+from truecast.errors import InputError
+from truecast.verify.importance import Importance
+from truecast.verify.manifest import Manifest
+from truecast.verify.pairing import Pair, Pairing
+from truecast.verify.report import Failures
+from truecast.verify.rules import METHODS, Rules
+
+
+def is_int4_cast(pair: Pair) -> bool:
+    """Is this an INT4 matrix made of an MXFP4 one?"""
+    return pair.out.format == "w4afp8" and pair.source.format == "mxfp4"
+
+
+def check_lossy_claims(manifest: Manifest, pairing: Pairing, failures: Failures) -> None:
+    """The manifest's figures must belong to matrices that were cast so; it must have them if there are any."""
+    cast = {p.out.name for p in pairing.pairs if is_int4_cast(p)}
+    said = manifest.int4.matrices.keys() if manifest.int4 else set[str]()
+    if cast and manifest.int4 is None:
+        failures.add("manifest", f"says nothing of how {len(cast)} INT4 matrices were made", file=MANIFEST)
+    for name in sorted(said - cast):
+        failures.add("manifest", f"has INT4 figures of {name}, which is no such matrix here", file=MANIFEST)
+    for name in sorted(manifest.fp8.keys() - {r.out.name for r in pairing.recasts}):
+        failures.add("manifest", f"has FP8 figures of {name}, which is no such module here", file=MANIFEST)
+
+
+def check_importance(rules: Rules, importance: Importance | None) -> None:
+    """The weights must be those of the manifest. Raises: InputError."""
+    said = rules.int4.weights if rules.int4 else None
+    if importance is not None and said is not None and importance.sha256 != said:
+        raise InputError(
+            f"is not the file by which the INT4 scales were chosen: its sha256 is {importance.sha256}, not {said}",
+            where=str(importance.path),
+        )
+
+
+def note_lossy(rules: Rules, pairing: Pairing, importance: Importance | None) -> list[str]:
+    """What was reported, but not held against anything."""
+    cast = [p.out.name for p in pairing.pairs if is_int4_cast(p)]
+    notes = []
+    claim = rules.int4
+    if cast and claim is None:
+        notes.append("nothing says how the INT4 scales were chosen: they are legal, and their figures are given")
+    elif cast and claim is not None:
+        if claim.method not in METHODS:
+            notes.append(f"the INT4 method {claim.method!r} is not known here: legality and figures are checked only")
+        elif claim.method == "exact" and claim.weights is not None and importance is None:
+            notes.append(
+                f"the INT4 scales were chosen by weights: without that file it is not checked for {len(cast)} matrices that"
+                " no neighbouring scale has a smaller weighted error"
+            )
+    if pairing.recasts and rules.fp8 is None:
+        notes.append(f"{len(pairing.recasts)} BF16 modules are FP8, which nothing declares: their figures are given")
+    return notes
