@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from truecast.checkpoint.header import nbytes_of
 from truecast.checkpoint.source import Checkpoint
 from truecast.cli.output import Report
 from truecast.cli.target import target_of
-from truecast.convert import Plan, Target, plan, scan
+from truecast.convert import Target, plan, scan
 from truecast.convert.int4_plan import quantized_anew
-from truecast.convert.plan import target_layout
+from truecast.convert.plan import Selection, select, target_layout
 from truecast.convert.sample import Estimate, fp8_error, int4_error
 from truecast.convert.scan import scan_bytes
 from truecast.errors import InputError, UsageError
@@ -100,14 +99,13 @@ class _Comparison:
     def made(self, target: Target) -> dict[str, Any]:
         """The form that a conversion would make."""
         try:
-            work = plan(self.source, target, self.contents)
+            chosen = select(self.source, target, self.contents)
         except (InputError, UsageError) as error:  # the source itself was found sound: it does not suit this target
             return {"format": target.format, "dialect": target.dialect, "as_it_is": False, "not_possible": str(error)}
-        modules = [Module(m.name, m.rows, m.cols, work.layout.FORMAT) for m in work.cast]
-        modules += [Module(m.name, m.rows, m.cols, format_of(m)) for m in work.kept]
-        modules += [Module(t.name.removesuffix(".weight"), t.shape[0], t.shape[1], "fp8") for t in work.fp8]
-        tensors = ((t.name, t.shape, nbytes_of(t.dtype, t.shape)) for shard in work.shards for t in shard.tensors)
-        return self._form(work.layout, modules, tensors, self._error(work))
+        modules = [Module(m.name, m.rows, m.cols, chosen.layout.FORMAT) for m in chosen.cast]
+        modules += [Module(m.name, m.rows, m.cols, format_of(m)) for m in chosen.kept]
+        modules += [Module(t.name.removesuffix(".weight"), t.shape[0], t.shape[1], "fp8") for t in chosen.fp8]
+        return self._form(chosen.layout, modules, chosen.written(), self._error(chosen))
 
     def _form(
         self, layout: Layout, modules: Any, tensors: Any, error: dict[str, Any], *, as_it_is: bool = False
@@ -130,10 +128,10 @@ class _Comparison:
             "routes": [_route(choice) for choice in found],
         }
 
-    def _error(self, work: Plan) -> dict[str, Any]:
-        if work.layout.FORMAT == "w4afp8" and quantized_anew(work.cast):
-            self.int4 = self.int4 or int4_error(work)
-            attention = fp8_error(work)
+    def _error(self, chosen: Selection) -> dict[str, Any]:
+        if chosen.layout.FORMAT == "w4afp8" and quantized_anew(chosen.cast):
+            self.int4 = self.int4 or int4_error(chosen)
+            attention = fp8_error(chosen)
             return {
                 "kind": "sampled",
                 "experts": _estimate(self.int4),
@@ -141,8 +139,9 @@ class _Comparison:
             }
         if not self.args.scan:
             return {"kind": "if-exact"}
-        total, report = scan_bytes(work), self.report
-        found = scan(work, self.args.jobs, (lambda n: report(f"scan {work.layout.NAME}", n, total)) if report else None)
+        work, report = plan(self.source, chosen.target, self.contents), self.report
+        total, stage = scan_bytes(work), f"scan {work.layout.NAME}"
+        found = scan(work, self.args.jobs, (lambda n: report(stage, n, total)) if report else None)
         return {"kind": "scanned", "matrices": len(work.cast), "inexact_matrices": len(found.inexact_matrices)}
 
 

@@ -32,7 +32,7 @@ from truecast.casts import fp8, int4
 from truecast.checkpoint.files import ByteFile, Opener
 from truecast.checkpoint.header import TensorInfo
 from truecast.convert.int4_plan import quantized_anew
-from truecast.convert.plan import Plan
+from truecast.convert.plan import Selection
 from truecast.convert.reading import SourceFiles, read_scale
 from truecast.errors import InputError
 from truecast.formats import e8m0
@@ -91,38 +91,38 @@ class Unit:
     weight: float
 
 
-def int4_error(plan: Plan) -> Estimate | None:
-    """Error of the INT4 groups that this plan would make; None where it makes none. Reads some MB.
+def int4_error(chosen: Selection) -> Estimate | None:
+    """Error of the INT4 groups that this conversion would make; None where it makes none. Reads some MB.
 
     Raises: InputError for a NaN scale in the sample, naming matrix, row and block.
     """
-    return _estimate(quantized_anew(plan.cast), MATRICES, plan, _read_mxfp4, _cast_int4)
+    return _estimate(quantized_anew(chosen.cast), MATRICES, chosen, _read_mxfp4, _cast_int4)
 
 
-def fp8_error(plan: Plan) -> Estimate | None:
-    """Error of the BF16 weights that this plan would make FP8; None where there are none. Reads some MB.
+def fp8_error(chosen: Selection) -> Estimate | None:
+    """Error of the BF16 weights that this conversion would make FP8; None where there are none. Reads some MB.
 
     Raises: InputError for NaN or infinity in the sample.
     """
-    return _estimate(plan.fp8, PLAIN, plan, _read_plain, _cast_fp8)
+    return _estimate(chosen.fp8, PLAIN, chosen, _read_plain, _cast_fp8)
 
 
 def _estimate(
     population: Sequence[Item],
     wanted: int,
-    plan: Plan,
+    chosen: Selection,
     read: Callable[[Opener, Item], _Piece],
-    cast: Callable[[Plan, Item, _Piece], tuple[float, float]],
+    cast: Callable[[Selection, Item, _Piece], tuple[float, float]],
 ) -> Estimate | None:
-    chosen = draw(population, wanted)
-    if not chosen:
+    drawn = draw(population, wanted)
+    if not drawn:
         return None
     units: list[Unit] = []
-    read_bytes, whole = 0, len(chosen) == len(population)
+    read_bytes, whole = 0, len(drawn) == len(population)
     with ThreadPoolExecutor(_READERS) as pool:  # requests to a remote source wait for one another otherwise
-        pieces = pool.map(partial(read, plan.source.opener), [item for item, _ in chosen])
-        for (item, weight), piece in zip(chosen, pieces, strict=True):
-            error, total = cast(plan, item, piece)
+        pieces = pool.map(partial(read, chosen.source.opener), [item for item, _ in drawn])
+        for (item, weight), piece in zip(drawn, pieces, strict=True):
+            error, total = cast(chosen, item, piece)
             units.append(Unit(error, total, weight * piece.of_rows / piece.rows))
             read_bytes += piece.data.nbytes
             whole &= piece.rows == piece.of_rows
@@ -213,9 +213,9 @@ def _read_mxfp4(opener: Opener, matrix: Matrix) -> _Piece:
     return _Piece(data, scale, matrix.rows)
 
 
-def _cast_int4(plan: Plan, matrix: Matrix, piece: _Piece) -> tuple[float, float]:
-    weights = None if plan.importance is None else plan.importance.of(matrix)
-    made = int4.quantize(piece.data, piece.scale, typed(int4.Method, plan.target.method), weights)
+def _cast_int4(chosen: Selection, matrix: Matrix, piece: _Piece) -> tuple[float, float]:
+    weights = None if chosen.importance is None else chosen.importance.of(matrix)
+    made = int4.quantize(piece.data, piece.scale, typed(int4.Method, chosen.target.method), weights)
     return made.squared_error, made.squared_sum
 
 
@@ -228,7 +228,7 @@ def _read_plain(opener: Opener, info: TensorInfo) -> _Piece:
     return _Piece(data, np.empty(0, np.uint8), rows)
 
 
-def _cast_fp8(plan: Plan, info: TensorInfo, piece: _Piece) -> tuple[float, float]:
+def _cast_fp8(chosen: Selection, info: TensorInfo, piece: _Piece) -> tuple[float, float]:
     try:
         made = fp8.quantize(piece.data.view("<u2"), fp8.BLOCK)
     except ValueError:
