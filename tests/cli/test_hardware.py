@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,17 @@ def test_legal_splits_by_hand(k3: Path, cli: Cli) -> None:
     }
     assert all(sizes["ep"] == sizes["dense"] == [1, 2, 4, 8] for sizes in legal.values())
     text = cli("plan", k3, "--hardware", "h200").out
-    assert "    TP 1, at a cost 2 4; EP 1 2 4 8; attention over 1 2 4 8\n" in block(text, "w4afp8 sglang")
+    assert "    TP 1, at a cost 2 4; EP 1 2 4 8\n" in block(text, "w4afp8 sglang")
+    assert "\nattention may be split over 1 2 4 8 GPUs\n" in text
+
+
+def test_attention_is_told_by_form_where_forms_differ(tmp_path: Path, cli: Cli) -> None:
+    """Eight heads of 64 are 512 rows: eight heads in BF16, four whole tiles in FP8."""
+    kimi_k3.make(tmp_path / "k3", shape=replace(SHAPE, heads=8, head_dim=64))
+    text = cli("plan", tmp_path / "k3", "--hardware", "h200").out
+    assert "attention may be split" not in text
+    assert "; attention over 1 2 4 8\n" in block(text, "mxfp4")
+    assert "; attention over 1 2 4\n" in block(text, "w4afp8 sglang"), "512 rows are four tiles"
 
 
 def test_the_sample_is_told(k3: Path, cli: Cli) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -29,17 +29,11 @@ class _Notes:
 
 def render(console: Console, document: Mapping[str, Any]) -> None:
     """Print the document of :func:`truecast.cli.hardware.compare`."""
-    gpu, forms, notes = document["gpu"], document["forms"], _Notes()
-    share, room = document["weight_share"], document["weight_share"] * gpu["memory"]
-    console.print(f"source    {document['source']}")
-    console.print(
-        f"family    {document['family']}, experts compute {document['activation'] or 'an unnamed activation'}"
-    )
-    console.print(f"gpu       {gpu['title']}, {gpu['host']} host; weights may take {share:.0%}: {gigabytes(int(room))}")
-    console.print("")
-    heads = [("form", "weight error", "bytes", "GPUs", "on each", "as TP x EP")]
-    rows = heads + [_head(form) for form in forms]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads[0]))]
+    forms, notes = document["forms"], _Notes()
+    attention = {tuple(form["legal"]["dense"]) for form in forms if not form["not_possible"]}
+    _print_model(console, document, attention)
+    rows = [("form", "weight error", "bytes", "GPUs", "on each", "as TP x EP"), *(_head(form) for form in forms)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     routes = [route for form in forms for route in form.get("routes", ())]
     columns = [max((len(r.get(key) or "") for r in routes), default=0) for key in ("engine", "kernel", "activations")]
     console.print(_line(rows[0], widths))
@@ -48,7 +42,7 @@ def render(console: Console, document: Mapping[str, Any]) -> None:
         if form["not_possible"]:
             _print_wrapped(console, f"not possible: {form['not_possible']}", "    ")
             continue
-        _print_wrapped(console, _sizes(form["legal"]), "    ")
+        _print_wrapped(console, _sizes(form["legal"], with_attention=len(attention) > 1), "    ")
         for route in form["routes"]:
             console.print("    " + _route(route, columns, notes))
     console.print("")
@@ -58,6 +52,19 @@ def render(console: Console, document: Mapping[str, Any]) -> None:
         console.print("\nnotes")
     for text, number in notes.numbers.items():
         _print_wrapped(console, text, f"{f'[{number}]':>5} ")
+
+
+def _print_model(console: Console, document: Mapping[str, Any], attention: Collection[Sequence[int]]) -> None:
+    """What all forms have in common."""
+    gpu, share = document["gpu"], document["weight_share"]
+    room = gigabytes(int(share * gpu["memory"]))
+    function = document["activation"] or "an unnamed activation"
+    console.print(f"source    {document['source']}")
+    console.print(f"family    {document['family']}, experts compute {function}")
+    console.print(f"gpu       {gpu['title']}, {gpu['host']} host; weights may take {share:.0%}: {room}")
+    if len(attention) == 1:
+        console.print(f"attention may be split over {' '.join(map(str, *attention))} GPUs")
+    console.print("")
 
 
 def _head(form: Mapping[str, Any]) -> tuple[str, ...]:
@@ -97,16 +104,15 @@ def _figure(found: Mapping[str, Any]) -> str:
     return f"{relative:.2%}{error} ({decibels:.2f} dB)"
 
 
-def _sizes(legal: Mapping[str, Sequence[int]]) -> str:
+def _sizes(legal: Mapping[str, Sequence[int]], *, with_attention: bool) -> str:
     free = legal["unpadded"]
     costly = [size for size in legal["tp"] if size not in free]
-    parts = [" ".join(map(str, free))] if free else []
-    parts += ["at a cost " + " ".join(map(str, costly))] if costly else []
-    return (
-        f"TP {', '.join(parts) or 'none'};"
-        f" EP {' '.join(map(str, legal['ep']))};"
-        f" attention over {' '.join(map(str, legal['dense']))}"
-    )
+    tp = [" ".join(map(str, free))] if free else []
+    tp += ["at a cost " + " ".join(map(str, costly))] if costly else []
+    parts = [f"TP {', '.join(tp) or 'none'}", f"EP {' '.join(map(str, legal['ep']))}"]
+    if with_attention:
+        parts.append(f"attention over {' '.join(map(str, legal['dense']))}")
+    return "; ".join(parts)
 
 
 def _route(route: Mapping[str, Any], columns: Sequence[int], notes: _Notes) -> str:
