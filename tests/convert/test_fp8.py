@@ -187,3 +187,23 @@ def test_somebody_elses_scales_to_bf16(tmp_path: Path, dialect: str) -> None:
         rounded = decoding.to_bf16(values)
         assert np.array_equal(out[f"{EXPERT}{leaf}.weight"].array.astype(np.float64), rounded)
         assert manifest["inexact_matrices"][EXPERT + leaf] == (rounded != values).sum() > 0
+
+
+def test_bf16_is_rounded_once(tmp_path: Path) -> None:
+    """Products of 28 bits that lie past the middle of two BF16 numbers by less than float32 can tell."""
+    fifteenth = pow(15, -1, 1 << 20)
+    mantissas = [fifteenth * ((1 << 19) + r) % (1 << 20) + (j << 20) for r in range(1, 8) for j in range(9, 16)]
+    mantissas = [m for m in mantissas if not 15 * m >> 20 & 1]  # a tie would go down
+    assert len(mantissas) > 20
+    scales = np.ldexp(np.array(mantissas, "<f4"), -30).reshape(-1, 1)
+    module = "model.layers.0.mlp.down_proj"
+    tensors = [
+        (f"{module}.weight_scale", "F32", scales.shape, scales.tobytes()),
+        (f"{module}.weight", "F8_E4M3", (len(scales), 32), bytes([0x3F]) * 32 * len(scales)),  # 15/8
+    ]
+    source = one_file(tmp_path / "src", tensors)
+    convert(source, tmp_path / "out", Target("bf16", allow_inexact=True))
+    values = decoding.fp8(load(source), module)
+    out = load(tmp_path / "out")[f"{module}.weight"].array.astype(np.float64)
+    assert (out > values).all()
+    assert np.array_equal(out, decoding.to_bf16(values))

@@ -269,6 +269,8 @@ def test_the_card_has_the_figures_of_the_manifest(made: Made) -> None:
     assert f"{sum(f['groups'] for f in figures):,} groups of 128" in text
     attention = [f for n, f in manifest["fp8"]["matrices"].items() if n.endswith(".o_proj")]
     decibels = 10 * np.log10(sum(f["squared_sum"] for f in attention) / sum(f["squared_error"] for f in attention))
+    changed = next(line for line in text.splitlines() if "self_attn.o_proj.weight` |" in line)
+    assert changed.endswith("| 5 | 163,840 | BF16 | FP8, 128 x 128 blocks |")
     row = next(line for line in text.splitlines() if "self_attn.o_proj` | FP8 |" in line)
     assert f"SQNR {decibels:.2f} dB" in row
 
@@ -316,6 +318,23 @@ def test_fp8_attention_survives_the_other_dialect(made: Made, tmp_path: Path) ->
     convert(start, tmp_path / "there", Target("w4afp8", "compressed-tensors"))
     convert(tmp_path / "there", tmp_path / "back", Target("w4afp8", "sglang"))
     assert {n: t.data for n, t in load(tmp_path / "back").items()} == {n: t.data for n, t in load(start).items()}
+
+
+def test_attention_that_becomes_fp8_is_no_exact_recast(made: Made, tmp_path: Path) -> None:
+    """INT4 groups only change their dialect, but the card must not say that every weight is the same."""
+    manifest = convert(made("kimi_k3", "compressed-tensors"), tmp_path / "out", Target("w4afp8"), card=render_card)
+    assert (manifest["int4"]["matrices"], manifest["fp8"]["matrices"].keys()) == ({}, FP8["kimi_k3"])
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "equals the source's weight exactly" not in text
+    assert "INT4 groups and scales are the source's" in text
+    out, direct = load(tmp_path / "out"), load(made("kimi_k3", "sglang"))
+    assert {n: raw(t) for n, t in out.items()} == {n: raw(t) for n, t in direct.items()}
+
+
+def test_fp8_modules_that_pack_quantized_cannot_describe(made: Made, tmp_path: Path) -> None:
+    manifest = convert(made("generic", "sglang"), tmp_path / "out", Target("w4afp8", "compressed-tensors"))
+    assert manifest["notes"] == ["5 FP8 modules stay as they are, and this dialect's config has no words for them"]
+    assert manifest_of(made("generic", "compressed-tensors"))["notes"] == []
 
 
 def foreign(folder: Path, scales: Any, gate: str = "gate_proj") -> Path:
@@ -437,6 +456,12 @@ def test_modules_without_a_twin_anywhere(tmp_path: Path) -> None:
     tensors = [t for name in names for t in packed(f"model.layers.0.{name}", 128, 128)]
     manifest = convert(one_file(tmp_path / "src", tensors), tmp_path / "out", Target("w4afp8"))
     assert len(manifest["int4"]["matrices"]) == 4
+
+
+def test_attention_without_elements_stays(tmp_path: Path) -> None:
+    tensors = [*experts(), plain("model.layers.0.self_attn.o_proj.weight", 0, 128)]
+    convert(one_file(tmp_path / "src", tensors), tmp_path / "out", Target("w4afp8"))
+    assert load(tmp_path / "out")["model.layers.0.self_attn.o_proj.weight"].dtype == "BF16"
 
 
 def test_experts_of_one_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.convert.w4afp8_sources import EXPERT, LEAVES, bf16, experts, llama, o
 from truecast.casts import int4
 from truecast.checkpoint.header import encode_header
 from truecast.checkpoint.source import open_checkpoint
-from truecast.convert import Target, convert
+from truecast.convert import Target, convert, into_fp8
 from truecast.convert.execute import plan
 from truecast.convert.importance import open_importance
 from truecast.errors import RefusedError
@@ -86,9 +86,10 @@ def test_twin_that_is_not_packed(refused: Refused, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (127, 255), (61, 130)])
 def test_attention_that_is_no_number(
-    refused: Refused, cli: Cli, tmp_path: Path, value: float, row: int, column: int
+    refused: Refused, cli: Cli, tmp_path: Path, value: float, row: int, column: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "model.layers.0.self_attn.o_proj.weight"
+    monkeypatch.setattr(into_fp8, "_CHUNK", 1 << 12)  # read in several pieces
     weights = np.full((128, 256), 0.01)
     weights[row, column] = value
     source = one_file(tmp_path / "src", [*experts(), bf16(name, weights)])

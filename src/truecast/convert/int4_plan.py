@@ -35,18 +35,22 @@ def check_groups(family: Family, contents: Contents, cast: Sequence[Matrix]) -> 
                 fix="convert to nvfp4 or fp8, which have smaller blocks",
             )
     names = {m.name for m in cast}
-    classes = {class_of(name.removesuffix(".weight")) for name in (*contents.matrices, *contents.plain)}
+    absent: dict[str, Matrix] = {}
     for matrix in cast:
         parent, _, leaf = matrix.name.rpartition(".")
         for twins in family.twins:
-            expected = [t for t in twins if family is not GENERIC or class_of(f"{parent}.{t}") in classes]
-            missing = [f"{parent}.{t}" for t in expected if f"{parent}.{t}" not in names]
-            if leaf in twins and missing:
-                raise InputError(
-                    f"{matrix.name} is here without its twin {missing[0]}: engines read both into one parameter",
-                    where=matrix.where,
-                    fix="download the checkpoint again",
-                )
+            if leaf in twins:
+                absent |= {f"{parent}.{t}": matrix for t in twins if f"{parent}.{t}" not in names}
+    if absent and family is GENERIC:
+        classes = {class_of(name.removesuffix(".weight")) for name in (*contents.matrices, *contents.plain)}
+        absent = {twin: matrix for twin, matrix in absent.items() if class_of(twin) in classes}
+    if absent:
+        twin, matrix = next(iter(absent.items()))
+        raise InputError(
+            f"{matrix.name} is here without its twin {twin}: engines read both into one parameter",
+            where=matrix.where,
+            fix="download the checkpoint again",
+        )
 
 
 def becoming_fp8(family: Family, contents: Contents, layout: Layout, attention: str | None) -> list[TensorInfo]:
@@ -63,7 +67,7 @@ def becoming_fp8(family: Family, contents: Contents, layout: Layout, attention: 
         if module == tensor.name or not becomes_fp8(family, module) or len(tensor.shape) != 2:
             continue
         found[module] = tensor
-        if tensor.dtype != "BF16" or tensor.shape[0] % BLOCK or tensor.shape[1] % BLOCK:
+        if tensor.dtype != "BF16" or 0 in tensor.shape or tensor.shape[0] % BLOCK or tensor.shape[1] % BLOCK:
             ragged.add(module)
     for module in list(ragged):
         parent, _, leaf = module.rpartition(".")

@@ -41,6 +41,10 @@ def render_card(manifest: Mapping[str, Any]) -> str:
                 for c in manifest["classes"]
                 if c["from"] != c["to"]
             ),
+            *(
+                f"| `{c['class']}` | {c['tensors']:,} | {c['bytes'] // 2:,} | {c['dtype']} | FP8, 128 x 128 blocks |"
+                for c in manifest["fp8_classes"]
+            ),
             "",
             "## What did not",
             "",
@@ -144,6 +148,10 @@ def _proof(manifest: Mapping[str, Any]) -> str:
 
 def _claim(manifest: Mapping[str, Any]) -> str:
     target, blocks = manifest["target"], manifest["blocks"]
+    if manifest.get("fp8", {}).get("matrices") and not manifest["int4"]["matrices"]:
+        return (
+            "Recast by truecast: INT4 groups and scales are the source's; the rest of what changed is rounded to FP8."
+        )
     if manifest.get("int4", {}).get("matrices"):
         return (
             "Requantized by truecast: experts to INT4 in groups of 128, each with the BF16 scale "
