@@ -24,7 +24,6 @@ VERBS = ("inspect", "plan", "convert", "verify", "check")
         (("inspect",), "the following arguments are required: SRC"),
         (("convert", "SRC", "--to", "nvfp4"), "the following arguments are required: OUT"),
         (("convert", "SRC", "OUT"), "the following arguments are required: --to"),
-        (("plan", "SRC"), "the following arguments are required: --to"),
         (("inspect", "SRC", "--nonsense"), "unrecognized arguments: --nonsense"),
         (("convert", "SRC", "OUT", "--to", "nvfp4", "--jobs", "0"), "'0' is no whole number of at least 1"),
         (("convert", "SRC", "OUT", "--to", "nvfp4", "--jobs", "two"), "'two' is no whole number of at least 1"),
@@ -64,6 +63,24 @@ def test_unknown_target(verb: str, options: str, message: str, tiny: Path, tmp_p
     assert outcome.err.startswith(f"truecast {verb}: {message}")
     assert cli(verb, *places, *options.split(), "--json").json["exit_code"] == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "which format?; give --to FORMAT, or --hardware GPU to compare them all"),
+        ("--hardware h300", "no such GPU: h300; one of h100, h200, gh200, gh200-144, b200, b300"),
+        ("--hardware h200 --to fp3", "there is no target format 'fp3'; choose nvfp4"),
+        ("--hardware h200 --to nvfp4 --dialect gguf", "--to nvfp4 has no dialect 'gguf'"),
+        ("--hardware h200 --dialect sglang", "--dialect makes no sense without --to"),
+        ("--hardware h200 --method amax", "--method makes no sense without --to"),
+        ("--hardware h200 --attention bf16", "--attention makes no sense without --to"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made(options: str, message: str, tiny: Path, cli: Cli) -> None:
+    outcome = cli("plan", tiny, *options.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"truecast plan: {message}")
 
 
 def test_help_and_version(cli: Cli) -> None:

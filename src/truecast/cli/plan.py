@@ -1,4 +1,7 @@
-"""``truecast plan SRC --to FORMAT``: what a conversion would do, and with ``--scan`` whether it would be exact."""
+"""``truecast plan SRC --to FORMAT``: what a conversion would do, and with ``--scan`` whether it would be exact.
+
+``truecast plan SRC --hardware GPU``: which format to convert to, for that GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from typing import Any
 from rich.console import Console
 
 from truecast.checkpoint.source import open_checkpoint
+from truecast.cli import hardware
+from truecast.cli.hardware_table import render as render_hardware
 from truecast.cli.output import add_jobs, gigabytes, print_result, progress, table
 from truecast.cli.target import add_target, target_of
 from truecast.convert import Plan, Scan, plan, scan
 from truecast.convert.plan import summary
 from truecast.convert.scan import scan_bytes
+from truecast.errors import UsageError
+from truecast.serve import GPUS, find_gpu
 
 NAME = "plan"
 HELP = "Show what a conversion would write, from headers alone; --scan reads the scales and says whether it is exact."
@@ -22,13 +29,27 @@ WOULD_REFUSE = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.add_argument("src", metavar="SRC", help="folder, .safetensors file or fsspec URL")
-    add_target(parser)
+    add_target(parser, required=False)
+    parser.add_argument(
+        "--hardware",
+        metavar="GPU",
+        help=f"compare the targets on this GPU ({', '.join(GPUS)}): weight error, bytes, splits, kernels, known faults;"
+        " with --to only that target",
+    )
     parser.add_argument("--scan", action="store_true", help="read the scales, and codes where needed")
     add_jobs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print. Exit 3 if the scan says that ``convert`` would refuse."""
+    """Plan and print. Exit 3 if the scan says that ``convert`` would refuse; a comparison refuses nothing."""
+    if args.hardware is not None:
+        gpu = find_gpu(args.hardware)
+        with progress(args) as report:
+            compared = hardware.compare(open_checkpoint(args.src), gpu, args, report)
+        print_result(args, compared, lambda console: render_hardware(console, compared))
+        return 0
+    if args.to is None:
+        raise UsageError("which format?", fix="give --to FORMAT, or --hardware GPU to compare them all")
     work = plan(open_checkpoint(args.src), target_of(args))
     document = dict(summary(work))
     found = None

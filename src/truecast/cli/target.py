@@ -12,10 +12,10 @@ from truecast.convert import Target
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
+def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add ``--to`` and what goes with it."""
     parser.add_argument(
-        "--to", required=True, metavar="FORMAT", help="nvfp4, w4afp8, fp8, bf16, or mxfp4 (change of dialect only)"
+        "--to", required=required, metavar="FORMAT", help="nvfp4, w4afp8, fp8, bf16, or mxfp4 (change of dialect only)"
     )
     parser.add_argument("--dialect", metavar="NAME", help="nvfp4: modelopt (default), compressed-tensors;"
                         " w4afp8: sglang (default), compressed-tensors; fp8: deepseek (128 x 128 blocks, default),"

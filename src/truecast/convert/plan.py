@@ -134,17 +134,43 @@ class Plan:
         return digest.hexdigest()
 
 
-def plan(source: Checkpoint, target: Target) -> Plan:
-    """Plan a conversion from the source's headers.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What becomes of every matrix, before any output byte has its place; see :class:`Plan` for the fields."""
+
+    source: Checkpoint
+    contents: Contents
+    family: Family
+    target: Target
+    layout: Layout
+    activations: bool
+    kept: list[Matrix]
+    cast: list[Matrix]
+    fp8: list[TensorInfo]
+    importance: Importance | None
+
+    def written(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """Name, shape and bytes of every tensor of the output, in no fixed order."""
+        for name in _copied(self.contents, self.kept).difference(t.name for t in self.fp8):
+            info = self.source.tensors[name]
+            yield name, info.shape, info.nbytes
+        for info in self.fp8:
+            yield from ((t.name, t.shape, nbytes_of(t.dtype, t.shape)) for t in fp8_deepseek.emit_fp8(info))
+        for tensor in self.layout.emit(self.cast, self.activations):
+            yield tensor.name, tensor.shape, nbytes_of(tensor.dtype, tensor.shape)
+
+
+def select(source: Checkpoint, target: Target, contents: Contents | None = None) -> Selection:
+    """Decide what becomes of every matrix. ``contents``: what :func:`recognise` found in the source, where known.
 
     Raises: UsageError for a target that does not exist or does not fit the source; InputError for packed tensors of no
     known layout, or nothing to cast.
     """
-    contents = recognise(source.tensors)
+    contents = contents or recognise(source.tensors)
     if not contents.matrices:
         raise InputError("holds no quantized matrix: nothing to cast", where=source.location)
     family = find_family(source.config, source.tensors)
-    layout = _target_layout(contents, target)
+    layout = target_layout(contents, target)
     kept, cast = _split_kept(contents, family, layout)
     if not cast:
         raise InputError(f"is {layout.NAME} already: nothing to do", where=source.location)
@@ -163,38 +189,44 @@ def plan(source: Checkpoint, target: Target) -> Plan:
             option = "--method" if target.weights is None else "--weights"
             raise UsageError(f"{option} makes no sense here: the INT4 groups of {source.location} stay as they are")
         importance = None if target.weights is None else open_importance(target.weights, anew)
-    emitted = list(layout.emit(cast, activations))
-    ordered = _place(source, contents, kept, fp8, emitted)
+    return Selection(source, contents, family, target, layout, activations, kept, cast, fp8, importance)
+
+
+def plan(source: Checkpoint, target: Target, contents: Contents | None = None) -> Plan:
+    """Plan a conversion from the source's headers; arguments and errors are those of :func:`select`."""
+    chosen = select(source, target, contents)
+    layout, family = chosen.layout, chosen.family
+    emitted = list(layout.emit(chosen.cast, chosen.activations))
+    ordered = _place(source, chosen.contents, chosen.kept, chosen.fp8, emitted)
     shards = _shard(source, ordered, target.max_shard_bytes)
     _check_names(shards)
-    dropped = _dropped(cast, emitted, layout)
     note = family.engine_notes.get((layout.FORMAT, layout.DIALECT))
     if layout.FORMAT == "mxfp4" and family.dialect not in (None, layout.DIALECT):
         note = f"no engine is known to read {family.name} in this dialect; its own is {family.dialect}"
     notes = [note] if note else []
     if layout.DIALECT == "compressed-tensors" and layout.FORMAT != "fp8":
-        fp8_kept = sum(format_of(m) == "fp8" for m in kept)
+        fp8_kept = sum(format_of(m) == "fp8" for m in chosen.kept)
         if fp8_kept:
             notes.append(f"{fp8_kept:,} FP8 modules stay as they are, and this dialect's config has no words for them")
-    groups = _twin_groups(family, cast, emitted)
     return Plan(
         source=source,
-        contents=contents,
+        contents=chosen.contents,
         family=family,
         target=target,
         layout=layout,
-        activations=activations,
+        activations=chosen.activations,
         shards=shards,
-        twin_groups=groups,
-        kept=kept,
-        fp8=fp8,
-        dropped=dropped,
-        importance=importance,
+        twin_groups=_twin_groups(family, chosen.cast, emitted),
+        kept=chosen.kept,
+        fp8=chosen.fp8,
+        dropped=_dropped(chosen.cast, emitted, layout),
+        importance=chosen.importance,
         notes=notes,
     )
 
 
-def _target_layout(contents: Contents, target: Target) -> Layout:
+def target_layout(contents: Contents, target: Target) -> Layout:
+    """The layout in which a target is written. Raises: UsageError for a target or combination that does not exist."""
     names = dialects(target.format)
     if not names:
         raise UsageError(f"there is no target format {target.format!r}", fix="choose nvfp4, w4afp8, fp8, mxfp4 or bf16")
@@ -245,6 +277,11 @@ def _split_kept(contents: Contents, family: Family, layout: Layout) -> tuple[lis
     return kept, cast
 
 
+def _copied(contents: Contents, kept: Sequence[Matrix]) -> set[str]:
+    """Tensors that stay as they are, and those that become FP8."""
+    return set(contents.plain) | {view.tensor.name for m in kept for view in m.parts.values()}
+
+
 def _place(
     source: Checkpoint,
     contents: Contents,
@@ -253,7 +290,7 @@ def _place(
     emitted: Sequence[OutTensor],
 ) -> list[tuple[str, list[OutTensor]]]:
     """Output units in source order: ``(source shard, tensors)``, a cast matrix's tensors where its codes stood."""
-    copied = set(contents.plain) | {view.tensor.name for m in kept for view in m.parts.values()}
+    copied = _copied(contents, kept)
     by_anchor: dict[str, list[OutTensor]] = defaultdict(list)
     for tensor in emitted:
         by_anchor[tensor.pieces[0][0].codes.tensor.name].append(tensor)
