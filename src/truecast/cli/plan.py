@@ -86,9 +86,8 @@ def _render(console: Console, work: Plan, document: dict[str, Any], found: Scan 
     plain = [(c["class"], c["dtype"], c["tensors"], c["bytes"]) for c in document["plain"]]
     console.print()
     console.print(table("copied byte for byte", ("class", "dtype", ">tensors", ">bytes"), plain))
-    console.print(
-        f"\nfamily    {document['family']}, {document['twin_groups']:,} groups with a global scale of their own"
-    )
+    groups = f", {document['twin_groups']:,} groups with a global scale of their own"
+    console.print(f"\nfamily    {document['family']}{groups if work.layout.FORMAT == 'nvfp4' else ''}")
     console.print(f"read      {gigabytes(document['source_bytes'])}, {document['source_tensors']:,} tensors")
     console.print(
         f"write     {gigabytes(document['out_bytes'])}, {document['out_tensors']:,} tensors in {document['shards']} shards,"
