@@ -14,8 +14,25 @@ from truecast.formats import e2m1
 _HALVES = e2m1.HALVES[:8].astype(np.int64)
 _PLACE = np.array([99] + [ORDER[2 * int(h)] for h in _HALVES[1:]], dtype=np.int64)  # 2^0 is V = 4, that is 2 halves
 _LIVE = np.array([*LIVE, 0], dtype=np.int64)
-_CHANGES = CHANGES.copy()
+_CHANGED = (CHANGES[:, :, 0] < len(LIVE)).sum(axis=1)
+_CHANGES = np.stack(
+    [CHANGES[:, :, 0], 2 * CHANGES[:, :, 1] + 1], axis=-1
+)  # what q^2 grows by on the way from q to q + 1
+_FIRST_PRODUCT = START * np.array(LIVE, dtype=np.int64)
+_FIRST_SQUARE = START * START
 _CODES = CODES.astype(np.int64)
+_BYTES = np.arange(256)
+
+
+def _counts_of(sign: int) -> np.ndarray:
+    """For each packed byte, a word with a one in the byte of every code of this sign that it holds."""
+    words = np.zeros(256, np.uint64)
+    for code in (_BYTES & 15, _BYTES >> 4):
+        words += np.where(code >> 3 == sign, np.uint64(1) << (8 * (code & 7)).astype(np.uint64), np.uint64(0))
+    return words
+
+
+_COUNT_PLUS, _COUNT_MINUS = _counts_of(0), _counts_of(1)
 _TWO = np.ldexp(1.0, np.arange(-640, 641))
 _ZERO = 640
 
@@ -89,13 +106,14 @@ def _count(data, k, counts):
     """How often each code occurs, by block and sign. Returns the place of the largest magnitude."""
     top = _NOTHING
     for block in range(4):
-        for side in range(2):
-            for code in range(8):
-                counts[block, side, code] = 0
+        sums_plus, sums_minus = np.uint64(0), np.uint64(0)  # eight counts each, a byte a code
         for i in range(block * 16, block * 16 + 16):
-            even, odd = np.int64(data[i] & 15), np.int64(data[i] >> 4)
-            counts[block, even >> 3, even & 7] += 1
-            counts[block, odd >> 3, odd & 7] += 1
+            sums_plus += _COUNT_PLUS[data[i]]
+            sums_minus += _COUNT_MINUS[data[i]]
+        for code in range(8):
+            shift = np.uint64(8 * code)
+            counts[block, 0, code] = np.int64((sums_plus >> shift) & np.uint64(255))
+            counts[block, 1, code] = np.int64((sums_minus >> shift) & np.uint64(255))
         for code in range(7, 0, -1):
             if counts[block, 0, code] + counts[block, 1, code] > 0:
                 top = max(top, 2 * k[block] + _PLACE[code])
@@ -199,10 +217,8 @@ def _search(plus, minus, base, depth, negative, energy):
     lowest = max(-depth, _LEAST - base)
     highest = -2 if lowest == -depth else 1
     best, best_mantissa, best_e, best_sign = 0.0, np.int64(128), _LEAST - base, np.int64(0)
-    extra_products = np.zeros(2, np.int64)
-    extra_squares = np.zeros(2, np.int64)
-    full = np.zeros(2, np.int64)  # saturated magnitudes, one sum a sign, in units of 2^(e-2)
-    full_count = np.zeros(2, np.int64)
+    full_plus, full_minus = np.int64(0), np.int64(0)  # saturated magnitudes, one sum a sign, in units of 2^(e-2)
+    count_plus, count_minus = np.int64(0), np.int64(0)
     top = _OFFSET + 1 if plus[_OFFSET + 1] + minus[_OFFSET + 1] > 0 else _OFFSET
     largest, how_often = _TWO[_ZERO] if top == _OFFSET else 1.5, plus[top] + minus[top]
     for e in range(highest, lowest - 1, -1):
@@ -215,35 +231,33 @@ def _search(plus, minus, base, depth, negative, energy):
             highest_mantissa = 147 if top == _OFFSET else 220
         window = 2 * e - 1 + _OFFSET
         # With codes up to 7 on both sides; what -8 adds is kept apart, by the sign of the values that have it.
-        products = 7 * (full[0] + full[1])
-        squares = 49 * (full_count[0] + full_count[1])
+        products = 7 * (full_plus + full_minus)
+        squares = 49 * (count_plus + count_minus)
         for b in range(9):
             n = plus[window + b] + minus[window + b]
-            products += n * _LIVE[b] * START[b]
-            squares += n * START[b] * START[b]
-        for side in range(2):
-            extra_products[side] = full[side]
-            extra_squares[side] = 15 * full_count[side]
+            products += n * _FIRST_PRODUCT[b]
+            squares += n * _FIRST_SQUARE[b]
+        more_plus, more_minus = full_plus, full_minus
+        eights_plus, eights_minus = count_plus, count_minus
         for interval in range(INTERVALS):
-            for change in range(2):
-                b, code = _CHANGES[interval, change, 0], _CHANGES[interval, change, 1]
-                if b < 9:
-                    if code < 7:
-                        n = plus[window + b] + minus[window + b]
-                        products += n * _LIVE[b]
-                        squares += n * (2 * code + 1)
-                    else:
-                        extra_products[0] += plus[window + b] * _LIVE[b]
-                        extra_products[1] += minus[window + b] * _LIVE[b]
-                        extra_squares[0] += plus[window + b] * 15
-                        extra_squares[1] += minus[window + b] * 15
+            for change in range(_CHANGED[interval]):
+                b, step = _CHANGES[interval, change, 0], _CHANGES[interval, change, 1]
+                if step < 15:
+                    n = plus[window + b] + minus[window + b]
+                    products += n * _LIVE[b]
+                    squares += n * step
+                else:
+                    more_plus += plus[window + b] * _LIVE[b]
+                    more_minus += minus[window + b] * _LIVE[b]
+                    eights_plus += plus[window + b]
+                    eights_minus += minus[window + b]
             if LOW[interval] > highest_mantissa:
                 continue
             # Where no value takes the code -8, or both signs alike, the negative scale is no better than the positive.
-            alike = extra_products[0] == extra_products[1] and extra_squares[0] == extra_squares[1]
-            for sign in range(2 if negative and not alike else 1):
-                product = products + extra_products[1 - sign]  # a positive scale gives -8 to negative values
-                square = squares + extra_squares[1 - sign]
+            both = negative and (more_plus != more_minus or eights_plus != eights_minus)
+            for sign in range(2 if both else 1):  # a positive scale gives -8 to negative values
+                product = products + (more_plus if sign else more_minus)
+                square = squares + 15 * (eights_plus if sign else eights_minus)
                 # The parabola's lowest point is m = 32 * product / square. Far from this interval: not here.
                 if 32 * product <= (LOW[interval] - 1) * square or 32 * product >= (HIGH[interval] + 1) * square:
                     continue
@@ -255,10 +269,10 @@ def _search(plus, minus, base, depth, negative, energy):
                             e < best_e or (e == best_e and (m < best_mantissa or (m == best_mantissa and sign < best_sign)))
                         )):  # fmt: skip
                             best, best_mantissa, best_e, best_sign = gain, m, e, sign
-        for side in range(2):
-            source = minus if side else plus
-            full[side] = 2 * (full[side] + 32 * source[window + 7] + 48 * source[window + 8])
-            full_count[side] += source[window + 7] + source[window + 8]
+        full_plus = 2 * (full_plus + 32 * plus[window + 7] + 48 * plus[window + 8])
+        full_minus = 2 * (full_minus + 32 * minus[window + 7] + 48 * minus[window + 8])
+        count_plus += plus[window + 7] + plus[window + 8]
+        count_minus += minus[window + 7] + minus[window + 8]
     return best_mantissa, best_e, best_sign
 
 
