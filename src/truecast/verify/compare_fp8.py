@@ -27,15 +27,22 @@ from truecast.verify.matrix import First, MatrixResult
 from truecast.verify.quality import Figures
 from truecast.verify.rounding import e4m3_bytes
 from truecast.verify.rules import Rules
-from truecast.verify.scaled import TILE, Scaled
+from truecast.verify.scaled import TILE, Scaled, fixed
 from truecast.verify.stored import Packed, PlainRows
 
 U8 = NDArray[np.uint8]
 F64 = NDArray[np.float64]
 
 _ELEMENTS = 1 << 19  # decoded at a time
-_MAGNITUDES = e4m3.VALUES[:0x7F].astype(np.float64)
 _LEAST = np.float32(2.0**-126)
+
+
+def prepare() -> None:
+    """Compile the judge, or load it compiled, so that several processes do not do that at once."""
+    from truecast.verify.fp8_kernel import judge_codes
+
+    values, codes, scale = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.uint8), np.ones(1, np.float32)
+    judge_codes(values, fixed(codes), fixed(scale), TILE, np.zeros(4, np.int64), np.zeros(2))
 
 
 def compare_fp8(source: Packed | Scaled, out: Scaled, rules: Rules) -> MatrixResult:
@@ -84,7 +91,10 @@ def compare_recast(source: PlainRows, out: Scaled, rules: Rules) -> MatrixResult
         row, column = (int(i) * TILE for i in negative[0])
         result.fail("scale", "scale", "block scale is negative", row, column)
         return result
+    from truecast.verify.fp8_kernel import judge_codes
+
     codes, scales, figures = First(), First(), Figures(matrices=1, elements=out.stored.rows * out.stored.cols)
+    sums = np.zeros(2)
     for first, last in _tile_rows(out):
         values = _finite(source, first, last)
         wanted = _block_scales(values)
@@ -92,19 +102,16 @@ def compare_recast(source: PlainRows, out: Scaled, rules: Rules) -> MatrixResult
         for tile in np.flatnonzero(wanted.view(np.uint32) != own.view(np.uint32)):
             why = f"block scale is {float(own[tile])!r}, the largest magnitude gives {float(wanted[tile])!r}"
             scales.note(first, int(tile) * TILE, why)
-        expanded = out.expanded(first, last)
-        stored = out.codes[first:last]
-        with np.errstate(over="ignore"):
-            quotient = values.astype(np.float32) / expanded.astype(np.float32)
-        prescribed = e4m3_bytes(np.clip(quotient, np.float32(-1e6), np.float32(1e6)))
-        places = np.argwhere(prescribed != stored)
-        for row, column in places[:1]:
-            why = f"code is {int(stored[row, column])}, the value over its block scale gives {int(prescribed[row, column])}"
-            codes.note(first + int(row), int(column), why)
-            codes.count += len(places) - 1
-        figures.nearest += int(np.count_nonzero(_is_nearest(values, stored, expanded)))
-        figures.squared_error += float(np.square(values - out.values(first, last)).sum())
-        figures.squared_sum += float(np.square(values).sum())
+        counts = np.zeros(4, np.int64)
+        judge_codes(values, fixed(out.codes[first:last]), fixed(own), TILE, counts, sums)
+        if counts[0]:
+            row, column = int(counts[2]), int(counts[3])
+            prescribed = int(e4m3_bytes(np.minimum(values[row, column : column + 1] / own[column // TILE], 512))[0])
+            why = f"code is {int(out.codes[first + row, column])}, the value over its block scale gives {prescribed}"
+            codes.note(first + row, column, why)
+            codes.count += int(counts[0]) - 1
+        figures.nearest += int(counts[1])
+    figures.squared_error, figures.squared_sum = (float(x) for x in sums)
     result.figures = figures
     check_approximates(result)
     if rules.fp8 is not None:
@@ -124,8 +131,9 @@ def _check_legal(out: Scaled, result: MatrixResult) -> bool:
         down, across = _region(out)
         result.fail("scale", "scale", why, int(bad[0][0]) * down, int(bad[0][1]) * across)
         return False
-    if e4m3.IS_NAN[out.codes].any():
-        row, column = (int(i) for i in np.argwhere(e4m3.IS_NAN[out.codes])[0])
+    nan = (out.codes & 0x7F) == 0x7F
+    if nan.any():
+        row, column = (int(i) for i in np.argwhere(nan)[0])
         result.fail("value", "codes", "code is NaN", row, column)
         return False
     return True
@@ -178,20 +186,7 @@ def _region(out: Scaled) -> tuple[int, int]:
     return (TILE, TILE) if LAYOUTS[out.stored.layout].DIALECT == "deepseek" else (1, out.stored.cols)
 
 
-def _is_nearest(values: F64, codes: U8, scale: F64) -> NDArray[np.bool_]:
-    """Is each code a nearest one, ties accepted? Midpoints have 5 bits, so that the products are exact."""
-    magnitude = codes & 0x7F
-    low = _MAGNITUDES[magnitude] + _MAGNITUDES[np.maximum(magnitude, 1) - 1]
-    high = _MAGNITUDES[magnitude] + _MAGNITUDES[np.minimum(magnitude, 0x7D) + 1]
-    twice = 2 * np.where(codes >= 0x80, -values, values)
-    return np.asarray(
-        ((twice >= low * scale) | (magnitude == 0))
-        & ((twice <= high * scale) | (magnitude == 0x7E))
-        & ((magnitude > 0) | (np.abs(twice) <= high * scale))
-    )
-
-
-def _finite(source: PlainRows, first: int, last: int) -> F64:
+def _finite(source: PlainRows, first: int, last: int) -> NDArray[np.float32]:
     bits = source.rows(first, last)
     bad = (bits & 0x7F80) == 0x7F80
     if bad.any():
@@ -201,13 +196,13 @@ def _finite(source: PlainRows, first: int, last: int) -> F64:
             where=source.stored.main.tensor.where,
             fix="the source itself is damaged: download the shard again",
         )
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _block_scales(values: F64) -> NDArray[np.float32]:
+def _block_scales(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Largest magnitude of each tile over 448 in float32, at least 2^-126; 1 for zeros. Shape: ``[tiles in a row]``."""
     columns = np.abs(values).max(axis=0)
-    largest = np.maximum.reduceat(columns, np.arange(0, columns.size, TILE)).astype(np.float32)
+    largest = np.maximum.reduceat(columns, np.arange(0, columns.size, TILE))
     return np.where(largest == 0, np.float32(1), np.maximum(largest / np.float32(448), _LEAST)).astype(np.float32)
 
 

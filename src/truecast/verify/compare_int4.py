@@ -8,7 +8,6 @@ manifest, or under a method that is not known here, scales must be legal, and th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from truecast.verify.int4_scales import prescribed_bits
 from truecast.verify.matrix import First, MatrixResult
 from truecast.verify.quality import Figures
 from truecast.verify.rules import METHODS, Promised, Rules
-from truecast.verify.scaled import GROUP, Scaled
+from truecast.verify.scaled import GROUP, Scaled, fixed
 from truecast.verify.stored import Packed
 
 U8 = NDArray[np.uint8]
@@ -34,17 +33,10 @@ def prepare() -> None:
 
     codes, scales, bits = np.zeros((1, 64), np.uint8), np.zeros((1, 4), np.uint8), np.zeros((1, 1), np.uint32)
     counts, firsts = np.zeros(kernel.TALLIES, np.int64), np.zeros((kernel.TALLIES, 2), np.int64)
-    fixed, none = [_fixed(a) for a in (codes, scales, bits)], np.zeros(0, np.int64)
+    some, none = [fixed(a) for a in (codes, scales, bits)], np.zeros(0, np.int64)
     kernel.judge_groups(
-        fixed[0], fixed[1], fixed[0], 0, fixed[2], none, False, counts, np.zeros(2), firsts, np.zeros(64, np.int64)
+        some[0], some[1], some[0], 0, some[2], none, False, counts, np.zeros(2), firsts, np.zeros(64, np.int64)
     )
-
-
-def _fixed(array: NDArray[Any]) -> NDArray[Any]:
-    """The same array, read-only: bytes from a file are so, and the compiled judge is made for one kind of array."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.int64] | None = None) -> MatrixResult:
@@ -60,8 +52,8 @@ def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.
     counts, firsts = np.zeros(kernel.TALLIES, np.int64), np.zeros((kernel.TALLIES, 2), np.int64)
     sums, histogram = np.zeros(2), np.zeros(kernel.BINS, np.int64)
     first_of: dict[int, tuple[int, int]] = {}
-    bits, ruled = _fixed(out.factor_bits), First()
-    codes, scales, stored = _fixed(source.codes), _fixed(source.scale), _fixed(out.codes)
+    bits, ruled = fixed(out.factor_bits), First()
+    codes, scales, stored = fixed(source.codes), fixed(source.scale), fixed(out.codes)
     for rows in _chunks(out):
         before = counts.copy()
         kernel.judge_groups(

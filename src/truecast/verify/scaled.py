@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,3 +105,10 @@ def as_float32(data: U8, dtype: str) -> NDArray[np.float32]:
     if dtype == "BF16":
         return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     return np.ascontiguousarray(data.view({"F16": "<f2", "F32": "<f4"}[dtype]).astype(np.float32))
+
+
+def fixed(array: NDArray[Any]) -> NDArray[Any]:
+    """The same array, read-only: bytes from a file are so, and compiled loops are made for one kind of array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

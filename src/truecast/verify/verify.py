@@ -14,8 +14,8 @@ from truecast.checkpoint.source import Checkpoint, open_checkpoint
 from truecast.errors import InputError, RefusedError, UsageError
 from truecast.families import find_family
 from truecast.layouts.recognise import Contents, recognise
+from truecast.verify import compare_fp8, compare_int4
 from truecast.verify.certificate import CERTIFICATE, Entries, is_certificate, write_certificate
-from truecast.verify.compare_int4 import prepare
 from truecast.verify.importance import Importance, open_importance
 from truecast.verify.lossy import check_importance, check_lossy_claims, is_int4_cast, note_lossy
 from truecast.verify.manifest import Manifest, read_manifest
@@ -188,7 +188,9 @@ def _run(
     for unit in matrices:
         units[unit.out.main.tensor.file].append(unit)
     if jobs > 1 and any(is_int4_cast(pair) for pair in pairing.pairs):
-        prepare()
+        compare_int4.prepare()
+    if jobs > 1 and pairing.recasts:
+        compare_fp8.prepare()
 
     work = []
     for file in target.shards:
