@@ -21,9 +21,9 @@ from examples.shaped import gpt_oss, kimi_k3
 from truecast.casts import fp8, int4
 from truecast.checkpoint.source import Checkpoint, open_checkpoint
 from truecast.convert import Target, sample
-from truecast.convert.plan import Selection, select
 from truecast.convert.reading import Codes, SourceFiles, read_scale
 from truecast.convert.sample import Estimate, Unit, draw, fp8_error, int4_error, ratio
+from truecast.convert.select import Selection, select
 from truecast.errors import InputError
 from truecast.layouts.base import class_of
 

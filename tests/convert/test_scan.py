@@ -16,10 +16,11 @@ from truecast.checkpoint.files import ByteFile, Opener
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert.parts import Cast
-from truecast.convert.plan import Plan, Target, plan
+from truecast.convert.plan import Plan, plan
 from truecast.convert.produce import Producer
 from truecast.convert.reading import Codes, SourceFiles
 from truecast.convert.scan import Scan, _choose, scan
+from truecast.convert.select import Target
 from truecast.errors import InputError, UsageError
 from truecast.formats import exact, packing
 from truecast.layouts.base import Matrix, View

@@ -13,9 +13,9 @@ from truecast.cli.output import Report
 from truecast.cli.target import target_of
 from truecast.convert import Target, plan, scan
 from truecast.convert.int4_plan import quantized_anew
-from truecast.convert.plan import Selection, select, target_layout
 from truecast.convert.sample import Estimate, fp8_error, int4_error
 from truecast.convert.scan import scan_bytes
+from truecast.convert.select import Selection, select, target_layout
 from truecast.errors import InputError, UsageError
 from truecast.families import find_family
 from truecast.layouts import LAYOUTS, Layout, format_of

@@ -21,9 +21,11 @@ from truecast.convert.configs import GENERATED, small_files
 from truecast.convert.device import devices
 from truecast.convert.manifest import build_manifest, encode_manifest, load_manifest
 from truecast.convert.parts import Cast
-from truecast.convert.plan import Plan, ShardPlan, Target, plan
+from truecast.convert.place import ShardPlan
+from truecast.convert.plan import Plan, plan
 from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, scan, scan_bytes
+from truecast.convert.select import Target
 from truecast.convert.shard import ShardJob, write_shard
 from truecast.errors import InexactError, InputError, RefusedError
 

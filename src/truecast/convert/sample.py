@@ -32,8 +32,8 @@ from truecast.casts import fp8, int4
 from truecast.checkpoint.files import ByteFile, Opener
 from truecast.checkpoint.header import TensorInfo
 from truecast.convert.int4_plan import quantized_anew
-from truecast.convert.plan import Selection
 from truecast.convert.reading import SourceFiles, read_scale
+from truecast.convert.select import Selection
 from truecast.errors import InputError
 from truecast.formats import e8m0
 from truecast.layouts.base import Matrix, View, class_of, read_view

@@ -12,7 +12,7 @@ from truecast.checkpoint.journal import write_record
 from truecast.checkpoint.source import shard_path, stamp
 from truecast.checkpoint.writer import FileWriter
 from truecast.convert.parts import Cast
-from truecast.convert.plan import ShardPlan
+from truecast.convert.place import ShardPlan
 from truecast.convert.produce import Producer
 from truecast.convert.reading import SourceFiles
 from truecast.errors import RefusedError
