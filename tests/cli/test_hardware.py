@@ -47,8 +47,8 @@ def test_all_targets_in_120_columns(gpu: str, k3: Path, cli: Cli, monkeypatch: p
     named = re.findall(r"^(mxfp4|nvfp4|w4afp8|fp8|bf16)(?!')\b ?([a-z-]*)", outcome.out, re.MULTILINE)
     assert named == [(f, "" if f == "bf16" else d) for f, d in FORMS]
     body, _, notes = outcome.out.partition("\nnotes\n")
-    used = list(dict.fromkeys(re.findall(r"\[(\d+)\]", body)))
-    assert used == re.findall(r"^ +\[(\d+)\]", notes, re.MULTILINE), "numbered as they occur, and each is explained"
+    used = sorted(set(re.findall(r"\[(\d+)\]", body)), key=int)
+    assert used == re.findall(r"^ +\[(\d+)\]", notes, re.MULTILINE), "each is explained"
     assert used == [str(i + 1) for i in range(len(used))]
 
 
@@ -64,7 +64,7 @@ def test_what_hopper_is_told(k3: Path, cli: Cli) -> None:
     assert "computes SiLU where the model wants situ, silently" in text
     assert "have no sm_90a code" in text
     assert re.search(r"^mxfp4 compressed-tensors, as it is +0 ", text, re.MULTILINE)
-    assert re.search(r"^    SGLang 0.5.20 +Marlin +BF16 +\[1\]", block(text, "mxfp4"), re.MULTILINE)
+    assert re.search(r"^    SGLang 0.5.20 +Marlin +BF16 +no fault known +\[1\]", block(text, "mxfp4"), re.MULTILINE)
     x86 = cli("plan", k3, "--hardware", "h200").out
     assert "sm_90a" not in x86
 
@@ -203,6 +203,10 @@ def test_other_sources(k3: Path, tmp_path: Path, cli: Cli) -> None:
     found = cli("plan", tmp_path / "w4afp8", "--hardware", "h200", "--json").json
     own, other = (f for f in found["forms"] if f["format"] == "w4afp8")
     assert own["as_it_is"] and own["weight_error"] == {"kind": "none"}
+    assert other["dialect"] == "compressed-tensors" and "FP8 modules" in other["not_possible"]
+    convert(k3, tmp_path / "bf16-attention", Target("w4afp8", attention="bf16"))
+    found = cli("plan", tmp_path / "bf16-attention", "--hardware", "h200", "--json").json
+    own, other = (f for f in found["forms"] if f["format"] == "w4afp8")
     assert other["dialect"] == "compressed-tensors" and other["weight_error"] == {"kind": "if-exact"}
 
 
@@ -220,9 +224,10 @@ def test_json_is_what_the_table_shows(k3: Path, cli: Cli) -> None:
     assert document["gpu"]["name"] == "h200" and document["gpu"]["memory"] == 141 * 10**9
     marlin = forms(document)["mxfp4", "compressed-tensors"]["routes"][0]
     assert (marlin["engine"], marlin["kernel"], marlin["activations"]) == ("SGLang 0.5.20", "Marlin", "BF16")
-    assert marlin["faults"][0].startswith("4-bit in memory only (W4A16)")
+    assert marlin["faults"][0]["text"].startswith("4-bit in memory only (W4A16)")
+    assert marlin["verdict"] == "no fault known"
     text = " ".join(cli("plan", k3, "--hardware", "h200").out.split())
     for form in document["forms"]:
         assert form["gpus"] == 1 and form["split"] == {"tp": 1, "ep": 1}
         for route in form["routes"]:
-            assert all(fault in text for fault in route["faults"])
+            assert all(fault["text"] in text for fault in route["faults"])

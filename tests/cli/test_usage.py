@@ -98,7 +98,7 @@ def test_help_and_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("1", 1),
+        ("1000000", 10**6),
         ("5GB", 5_000_000_000),
         ("500 MB", 500_000_000),
         ("4GiB", 4 << 30),
@@ -116,6 +116,12 @@ def test_sizes(text: str, size: int) -> None:
 @pytest.mark.parametrize("text", ["", "0", "0GB", "0.1", "-1GB", "GB", "5 G B", "5XB", "1e9", "inf", "nan", "9" * 400])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no size such as 5GB"):
+        size_in_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["5", "999999"])
+def test_a_number_alone_is_bytes_and_too_few(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"are bytes: did you mean {text}GB"):
         size_in_bytes(text)
 
 

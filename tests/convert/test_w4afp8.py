@@ -18,7 +18,7 @@ from tests.convert.decoding import Stored, load
 from tests.convert.w4afp8_sources import EXPERT, LEAVES, experts, make_all, one_file, packed, plain
 from truecast.casts import int4
 from truecast.convert import Target, convert
-from truecast.errors import InexactError, InputError
+from truecast.errors import InexactError, InputError, UsageError
 from truecast.report.card import render_card
 
 FAMILIES = ("kimi_k3", "deepseek_v4", "gpt_oss", "generic")
@@ -313,13 +313,6 @@ def test_dialects_round_trip(made: Made, tmp_path: Path, family: str, first: str
     assert config_of(tmp_path / "back") == config_of(start)
 
 
-def test_fp8_attention_survives_the_other_dialect(made: Made, tmp_path: Path) -> None:
-    start = made("generic", "sglang")
-    convert(start, tmp_path / "there", Target("w4afp8", "compressed-tensors"))
-    convert(tmp_path / "there", tmp_path / "back", Target("w4afp8", "sglang"))
-    assert {n: t.data for n, t in load(tmp_path / "back").items()} == {n: t.data for n, t in load(start).items()}
-
-
 def test_attention_that_becomes_fp8_is_no_exact_recast(made: Made, tmp_path: Path) -> None:
     """INT4 groups only change their dialect, but the card must not say that every weight is the same."""
     manifest = convert(made("kimi_k3", "compressed-tensors"), tmp_path / "out", Target("w4afp8"), card=render_card)
@@ -332,8 +325,9 @@ def test_attention_that_becomes_fp8_is_no_exact_recast(made: Made, tmp_path: Pat
 
 
 def test_fp8_modules_that_pack_quantized_cannot_describe(made: Made, tmp_path: Path) -> None:
-    manifest = convert(made("generic", "sglang"), tmp_path / "out", Target("w4afp8", "compressed-tensors"))
-    assert manifest["notes"] == ["5 FP8 modules stay as they are, and this dialect's config has no words for them"]
+    with pytest.raises(UsageError, match=r"5 FP8 modules, such as .* have no place in the config of this dialect"):
+        convert(made("generic", "sglang"), tmp_path / "out", Target("w4afp8", "compressed-tensors"))
+    assert not (tmp_path / "out").exists()
     assert manifest_of(made("generic", "compressed-tensors"))["notes"] == []
 
 

@@ -153,10 +153,11 @@ def _estimate(found: Estimate | None) -> dict[str, Any] | None:
 
 def _route(choice: Choice) -> dict[str, Any]:
     route = choice.route
+    said = {"verdict": choice.verdict, "faults": [asdict(fault) for fault in choice.faults]}
     if route is None:
-        return {"engine": None, "faults": list(choice.faults)}
+        return {"engine": None, **said}
     named = {key: getattr(route, key) for key in ("engine", "kernel", "activations", "weights", "options")}
-    return {**named, "faults": list(choice.faults)}
+    return {**named, **said}
 
 
 def _stated(source: Checkpoint, key: str) -> object:

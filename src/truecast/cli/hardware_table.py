@@ -24,7 +24,9 @@ class _Notes:
 
     def mark(self, texts: Iterable[str]) -> str:
         """References to these texts."""
-        return " ".join(f"[{self.numbers.setdefault(text, len(self.numbers) + 1)}]" for text in texts)
+        return " ".join(
+            f"[{n}]" for n in sorted(self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts)
+        )
 
 
 def render(console: Console, document: Mapping[str, Any]) -> None:
@@ -35,7 +37,10 @@ def render(console: Console, document: Mapping[str, Any]) -> None:
     rows = [("form", "weight error", "bytes", "GPUs", "on each", "as TP x EP"), *(_head(form) for form in forms)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     routes = [route for form in forms for route in form.get("routes", ())]
-    columns = [max((len(r.get(key) or "") for r in routes), default=0) for key in ("engine", "kernel", "activations")]
+    columns = [
+        max((len(r.get(key) or "") for r in routes), default=0)
+        for key in ("engine", "kernel", "activations", "verdict")
+    ]
     console.print(_line(rows[0], widths))
     for form, row in zip(forms, rows[1:], strict=True):
         console.print("\n" + _line(row, widths))
@@ -43,6 +48,8 @@ def render(console: Console, document: Mapping[str, Any]) -> None:
             _print_wrapped(console, f"not possible: {form['not_possible']}", "    ")
             continue
         _print_wrapped(console, _sizes(form["legal"], with_attention=len(attention) > 1), "    ")
+        if form["gpus"] is None:
+            _print_wrapped(console, "fits on no power of two of these GPUs over which it may be split", "    ")
         for route in form["routes"]:
             console.print("    " + _route(route, columns, notes))
     console.print("")
@@ -117,9 +124,9 @@ def _sizes(legal: Mapping[str, Sequence[int]], *, with_attention: bool) -> str:
 
 def _route(route: Mapping[str, Any], columns: Sequence[int], notes: _Notes) -> str:
     if route["engine"] is None:
-        return f"no kernel {notes.mark(route['faults'])}"
-    cells = [route["engine"], route["kernel"], route["activations"]]
-    texts = list(route["faults"])
+        return f"no kernel {notes.mark(fault['text'] for fault in route['faults'])}"
+    cells = [route["engine"], route["kernel"], route["activations"], route["verdict"]]
+    texts = [fault["text"] for fault in route["faults"]]
     if route["weights"] != "as stored":
         texts.append(f"weights: {route['weights']}")
     if route["options"]:
@@ -141,13 +148,15 @@ def _statements(document: Mapping[str, Any]) -> list[str]:
     lines = [
         "GPUs: the least power of two on which the weights fit and may be split. TP splits every expert, EP divides the"
         " experts of a layer, attention is split over all GPUs. 'At a cost': kernels pad a rank's part, or read its scales"
-        " in smaller tiles. Last column: the activations that the kernel multiplies the weights by."
+        " in smaller tiles. Nodes, and the network between them, are not looked at.",
+        "Each kernel: the activations that it multiplies the weights by, and what comes of it, as read in its source (nothing"
+        " was run): no fault known; not established; stops; wrong result. The notes say why.",
     ]
     forms = [form for form in document["forms"] if not form["not_possible"]]
     sampled = [form["weight_error"] for form in forms if form["weight_error"]["kind"] == "sampled"]
     if sampled:
         lines += _samples(sampled)
-    if document["gpu"]["capability"] == HOPPER:
+    if document["gpu"]["capability"] == HOPPER and {form["format"] for form in forms} & {"mxfp4", "nvfp4"}:
         lines.append(
             "NVFP4 and MXFP4 on Marlin are W4A16: 4-bit in memory, BF16 arithmetic, no FP4 throughput. On Hopper the"
             " original MXFP4 with FP8 activations has no weight error where each expert's scales fit the kernel's window."

@@ -74,9 +74,11 @@ def target_of(args: argparse.Namespace) -> Target:
 
 
 def size_in_bytes(text: str) -> int:
-    """``5GB``, ``500 MB``, ``4GiB`` or plain bytes. Raises: ArgumentTypeError."""
+    """``5GB``, ``500 MB``, ``4GiB`` or plain bytes, a million or more. Raises: ArgumentTypeError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = float(found.group(1)) * _UNITS.get(found.group(2).upper(), 0) if found else 0
     if not 1 <= size < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 5GB")
+    if size < 10**6 and found and not found.group(2):
+        raise argparse.ArgumentTypeError(f"{text!r} are bytes: did you mean {text.strip()}GB?")
     return int(size)

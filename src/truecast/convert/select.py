@@ -95,6 +95,7 @@ def select(source: Checkpoint, target: Target, contents: Contents | None = None)
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
     fp8, importance = [], None
     if layout.FORMAT == "w4afp8":
+        _check_fp8_has_words(layout, kept)
         check_groups(family, contents, cast)
         fp8 = becoming_fp8(family, contents, layout, target.attention)
         anew = quantized_anew(cast)
@@ -137,6 +138,16 @@ def _check_options(target: Target, layout: Layout) -> None:
         raise UsageError(f"--weights needs --method exact: {target.method} looks at the largest value only")
     if target.attention == "fp8" and layout.DIALECT != "sglang":
         raise UsageError(f"the dialect {layout.DIALECT} keeps attention in BF16", fix="leave out --attention fp8")
+
+
+def _check_fp8_has_words(layout: Layout, kept: Sequence[Matrix]) -> None:
+    """The compressed-tensors config of W4AFP8 describes INT4 modules only."""
+    blocks = [m for m in kept if format_of(m) == "fp8"]
+    if blocks and layout.DIALECT == "compressed-tensors":
+        raise UsageError(
+            f"{len(blocks):,} FP8 modules, such as {blocks[0].name}, have no place in the config of this dialect",
+            fix="convert from the original checkpoint, or from a W4AFP8 made with --attention bf16",
+        )
 
 
 def _split_kept(contents: Contents, family: Family, layout: Layout) -> tuple[list[Matrix], list[Matrix]]:

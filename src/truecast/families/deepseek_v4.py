@@ -20,5 +20,7 @@ DEEPSEEK_V4 = Family(
         ("bf16", "bf16"): "FP8 modules stay FP8; no engine is known to read DeepSeek-V4 with BF16 experts",
         ("nvfp4", "compressed-tensors"): "no engine reads this dialect for DeepSeek-V4 (its config cannot describe the"
         " FP8 modules); for serving, convert with --dialect modelopt",
+        ("w4afp8", "sglang"): "no engine is known to read DeepSeek-V4 with INT4 experts",
+        ("w4afp8", "compressed-tensors"): "no engine is known to read DeepSeek-V4 with INT4 experts",
     },
 )

@@ -40,5 +40,15 @@ KIMI_K3 = Family(
         " up to 0.5.23 rejects the activation (situ) at the first forward pass, although its Marlin kernels have it",
         ("nvfp4", "compressed-tensors"): "SGLang up to 0.5.23 drops these experts without an error (it renames"
         " weight_packed); serve this dialect with vLLM, or convert with --dialect modelopt",
+        (
+            "w4afp8",
+            "sglang",
+        ): "SGLang 0.5.20 as released cannot serve it: it drops ignored_layers and stops while it loads,"
+        " and computes SiLU instead of situ; patched, activation scales of 1.0 still saturate at 448",
+        (
+            "w4afp8",
+            "compressed-tensors",
+        ): "SGLang up to 0.5.23 drops these experts without an error; vLLM 0.33 loads them,"
+        " but its CUTLASS kernel rounds group scales to E4M3, and negative group scales were tried in neither of its kernels",
     },
 )

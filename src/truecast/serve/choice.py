@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from truecast.errors import UsageError
-from truecast.serve.engines import Route, routes
+from truecast.serve.engines import Fault, Route, routes, verdict
 from truecast.serve.hardware import Gpu
 from truecast.serve.parallel import LIMIT, Parallel
 from truecast.serve.weights import Weights
@@ -17,7 +17,7 @@ WEIGHT_SHARE = 0.85
 With it the least power of two for Kimi-K3 in MXFP4 is what SGLang's own recipes use: 16 H200, 32 H100, 16 B200, 8 B300.
 """
 
-NO_KERNEL = "no engine that was looked at has a kernel for this format on this GPU"
+NO_KERNEL = Fault("no engine that was looked at has a kernel for this format on this GPU", "stops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,12 @@ class Choice:
     split: tuple[int, int] | None
     bytes_per_gpu: int | None
     fits: bool
-    faults: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def verdict(self) -> str:
+        """What comes of it, as read in the engine's source."""
+        return verdict(self.faults)
 
 
 def choices(

@@ -11,6 +11,7 @@ transform.py, which keeps twelve binades and rounds again outside them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 SGLANG, VLLM = "SGLang 0.5.20", "vLLM 0.33"
@@ -19,6 +20,18 @@ HOPPER, BLACKWELL = frozenset({90}), frozenset({100, 103})
 W4A16 = "4-bit in memory only (W4A16): multiplied in BF16, so no FP4 or FP8 throughput"
 EXACT = "as stored"
 WINDOW = "as stored while an expert's scales lie within 12 binades (no weight error), rounded again outside"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something known against a route. ``verdict``: what it amounts to, one of :data:`VERDICTS`."""
+
+    text: str
+    verdict: str = "no fault known"
+
+
+VERDICTS = ("wrong result", "stops", "not established", "no fault known")
+"""What may come of a route, the worst first: as read in its source, nothing was run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +49,53 @@ class Route:
     activations: str
     weights: str
     functions: frozenset[str]
-    otherwise: str
+    otherwise: Fault
     options: str = ""
-    faults: tuple[str, ...] = ()
-    aarch64_faults: tuple[str, ...] = ()
-    family_faults: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    aarch64_faults: tuple[Fault, ...] = ()
+    family_faults: dict[str, tuple[Fault, ...]] = field(default_factory=dict)
 
-    def faults_for(self, family: str, function: str | None, host: str) -> tuple[str, ...]:
+    def faults_for(self, family: str, function: str | None, host: str) -> tuple[Fault, ...]:
         """Everything known against this route for a model family, a hidden activation and a host architecture."""
         found = list(self.faults)
         if function is not None and function not in self.functions:
-            found.insert(0, self.otherwise.format(function))
+            found.insert(0, Fault(self.otherwise.text.format(function), self.otherwise.verdict))
         if host == "aarch64":
             found += self.aarch64_faults
         return (*found, *self.family_faults.get(family, ()))
+
+
+def verdict(faults: Iterable[Fault]) -> str:
+    """The worst that these faults amount to."""
+    return min((fault.verdict for fault in faults), key=VERDICTS.index, default="no fault known")
 
 
 _COMMON = frozenset({"silu", "gelu", "situ"})
 _GATED = frozenset({"silu", "situ"})
 _MXFP4 = frozenset({"compressed-tensors", "deepseek", "gpt-oss"})
 _NVFP4 = frozenset({"modelopt", "compressed-tensors"})
-_UNKNOWN = "it is not established that this kernel computes {}"
-_REFUSED = "refuses {} at the first forward pass"
-_SKIPPED = "vLLM passes this kernel over for {}"
-_DROPS_PACKED = (
-    "renames weight_packed, finds no parameter of that name, and leaves the experts unloaded without an error"
+_UNKNOWN = Fault("it is not established that this kernel computes {}", "not established")
+_REFUSED = Fault("refuses {} at the first forward pass", "stops")
+_SKIPPED = Fault("vLLM passes this kernel over for {}", "stops")
+_WRONG = Fault("computes SiLU where the model wants {}, silently", "wrong result")
+_MEMORY_ONLY = Fault(W4A16)
+_DROPS_PACKED = Fault(
+    "renames weight_packed, finds no parameter of that name, and leaves the experts unloaded without an error",
+    "wrong result",
 )
-_NO_INPUT_SCALES = "multiplies FP4 by FP4: a checkpoint without activation scales is not made for it"
+_NO_INPUT_SCALES = Fault("multiplies FP4 by FP4: a checkpoint without activation scales is not made for it")
+_NO_SM90A = Fault(
+    "the aarch64 wheels of sglang-kernel up to 0.4.10 have no sm_90a code: the kernel traps until it is rebuilt",
+    "stops",
+)
+_SIGNS = Fault("it is not established that the kernel takes negative group scales", "not established")
 _ACTIVATION_OVERRIDE = "quantization_config.moe.activation"
 
 ROUTES: tuple[Route, ...] = (
     Route(
         SGLANG, "mxfp4", _MXFP4, HOPPER, "Marlin", "BF16", EXACT, _GATED, _REFUSED, "--moe-runner-backend marlin",
-        (W4A16, "under EP its tile is chosen from local experts only: slow at small batches"),
-        family_faults={"kimi_k3": ("without that option the experts are expanded to BF16 at load",)},
+        (_MEMORY_ONLY, Fault("under EP its tile is chosen from local experts only: slow at small batches")),
+        family_faults={"kimi_k3": (Fault("without that option the experts are expanded to BF16 at load"),)},
     ),
     Route(
         SGLANG, "mxfp4", _MXFP4, HOPPER, "FlashInfer CUTLASS", "FP8", WINDOW, frozenset({"silu"}), _UNKNOWN,
@@ -80,27 +106,27 @@ ROUTES: tuple[Route, ...] = (
         "--moe-runner-backend flashinfer_mxfp4",
     ),
     Route(
-        SGLANG, "nvfp4", _NVFP4, HOPPER, "Marlin", "BF16", EXACT, frozenset({"silu"}), _REFUSED, "", (W4A16,),
+        SGLANG, "nvfp4", _NVFP4, HOPPER, "Marlin", "BF16", EXACT, frozenset({"silu"}), _REFUSED, "", (_MEMORY_ONLY,),
     ),
     Route(
         SGLANG, "nvfp4", _NVFP4, BLACKWELL, "FlashInfer TRT-LLM", "NVFP4", EXACT, _COMMON, _REFUSED,
         "--moe-runner-backend flashinfer_trtllm", (_NO_INPUT_SCALES,),
     ),
     Route(
-        SGLANG, "w4afp8", frozenset({"sglang"}), HOPPER, "CUTLASS W4A8 of sglang-kernel",
-        "FP8, one static scale a tensor", EXACT, frozenset({"silu"}), "computes SiLU where the model wants {}, silently",
+        SGLANG, "w4afp8", frozenset({"sglang"}), HOPPER, "CUTLASS W4A8",
+        "FP8, one static scale a tensor", EXACT, frozenset({"silu"}), _WRONG,
         "",
         (
-            "its config reader drops ignored_layers: modules kept in BF16 are taken for FP8",
-            "activation scales of 1.0 saturate at 448: calibrate, or check the largest activation",
+            Fault("its config reader drops ignored_layers: modules kept in BF16 are taken for FP8", "stops"),
+            Fault("activation scales of 1.0 saturate at 448: calibrate, or check the largest activation"),
         ),
-        ("the aarch64 wheels of sglang-kernel up to 0.4.10 have no sm_90a code: the kernel traps until it is rebuilt",),
-        {"kimi_k3": ("at TP above 1 it stops while building b_proj, because of those ignored layers: needs a patch",)},
+        (_NO_SM90A,),
+        {"kimi_k3": (Fault("stops while it builds or loads b_proj, because of those ignored layers", "stops"),)},
     ),
     Route(
-        SGLANG, "w4afp8", frozenset({"compressed-tensors"}), HOPPER, "CUTLASS W4A8 of sglang-kernel",
+        SGLANG, "w4afp8", frozenset({"compressed-tensors"}), HOPPER, "CUTLASS W4A8",
         "FP8, one dynamic scale a tensor", EXACT, frozenset({"silu"}), _REFUSED, "", (),
-        ("the aarch64 wheels of sglang-kernel up to 0.4.10 have no sm_90a code: the kernel traps until it is rebuilt",),
+        (_NO_SM90A,),
         {"kimi_k3": (_DROPS_PACKED,)},
     ),
     Route(
@@ -109,7 +135,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(SGLANG, "bf16", frozenset({"bf16"}), HOPPER | BLACKWELL, "Triton", "BF16", EXACT, _COMMON, _REFUSED),
     Route(
-        VLLM, "mxfp4", _MXFP4, HOPPER, "Humming", "BF16", EXACT, _COMMON, _SKIPPED, "", (W4A16,),
+        VLLM, "mxfp4", _MXFP4, HOPPER, "Humming", "BF16", EXACT, _COMMON, _SKIPPED, "", (_MEMORY_ONLY,),
     ),
     Route(
         VLLM, "mxfp4", _MXFP4, HOPPER, "Humming", "FP8", WINDOW, _COMMON, _SKIPPED,
@@ -119,7 +145,7 @@ ROUTES: tuple[Route, ...] = (
         VLLM, "mxfp4", _MXFP4, BLACKWELL, "FlashInfer TRT-LLM", f"BF16, MXFP8 by {_ACTIVATION_OVERRIDE}", EXACT, _COMMON,
         _SKIPPED,
     ),
-    Route(VLLM, "nvfp4", _NVFP4, HOPPER, "Humming or Marlin", "BF16", EXACT, _COMMON, _SKIPPED, "", (W4A16,)),
+    Route(VLLM, "nvfp4", _NVFP4, HOPPER, "Humming or Marlin", "BF16", EXACT, _COMMON, _SKIPPED, "", (_MEMORY_ONLY,)),
     Route(
         VLLM, "nvfp4", _NVFP4, BLACKWELL, "FlashInfer TRT-LLM or CuTe DSL", "NVFP4", EXACT, _COMMON, _SKIPPED, "",
         (_NO_INPUT_SCALES,),
@@ -127,12 +153,12 @@ ROUTES: tuple[Route, ...] = (
     Route(
         VLLM, "w4afp8", frozenset({"compressed-tensors"}), HOPPER, "CUTLASS W4A8", "FP8, a dynamic scale per token",
         "group scales rounded to E4M3 at load: up to 1/16 off, each", _COMMON, _SKIPPED, "",
-        ("it is not established that the kernel takes negative group scales",),
+        (_SIGNS,),
     ),
     Route(
         VLLM, "w4afp8", frozenset({"compressed-tensors"}), HOPPER | BLACKWELL, "Humming",
         "FP8, a dynamic scale per token", EXACT, _COMMON, _SKIPPED, "moe_backend humming",
-        ("it is not established that the kernel takes negative group scales",),
+        (_SIGNS,),
     ),
     Route(
         VLLM, "fp8", frozenset({"deepseek", "compressed-tensors"}), HOPPER | BLACKWELL, "Triton or CUTLASS", "FP8", EXACT,

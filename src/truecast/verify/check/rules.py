@@ -249,9 +249,9 @@ CONFIG = {
     ),
     "ignored-not-read": Rule(
         WARNING,
-        "SGLang 0.5.20's own W4AFP8 never reads the list: it builds every linear module in FP8, casts a plain weight into"
-        " it without a scale, and says nothing; the output is garbage",
-        "serve it with a W4AFP8 config that reads the list",
+        "SGLang 0.5.20's own W4AFP8 never reads the list: it builds every linear module in FP8; Kimi-K3 then stops while it"
+        " is built or loaded, and where no such error comes a plain weight is taken without a scale",
+        "patch it to read the list: see docs/engines.md",
     ),
     "exclude-key": Rule(
         ERROR,
