@@ -142,8 +142,8 @@ ROUTES: tuple[Route, ...] = (
         f"moe_backend humming, an FP8 {_ACTIVATION_OVERRIDE}",
     ),
     Route(
-        VLLM, "mxfp4", _MXFP4, BLACKWELL, "FlashInfer TRT-LLM", f"BF16, MXFP8 by {_ACTIVATION_OVERRIDE}", EXACT, _COMMON,
-        _SKIPPED,
+        VLLM, "mxfp4", _MXFP4, BLACKWELL, "FlashInfer TRT-LLM", "BF16, or MXFP8", EXACT, _COMMON, _SKIPPED,
+        f"{_ACTIVATION_OVERRIDE} for MXFP8",
     ),
     Route(VLLM, "nvfp4", _NVFP4, HOPPER, "Humming or Marlin", "BF16", EXACT, _COMMON, _SKIPPED, "", (_MEMORY_ONLY,)),
     Route(
