@@ -166,6 +166,8 @@ def _statements(document: Mapping[str, Any]) -> list[str]:
 
 def _samples(errors: Sequence[Mapping[str, Any]]) -> list[str]:
     experts = errors[0]["experts"]
+    if experts["relative"] is None:
+        return [f"w4afp8's error is not known: the sample, {_counted(experts)}, holds only zeros."]
     lines = [
         f"w4afp8's error is measured: {_counted(experts)}, drawn evenly over {experts['classes']} classes and their"
         " layers, whole or in strips of rows. Relative RMS error against the source, ± one standard error with the"
