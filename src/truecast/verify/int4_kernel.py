@@ -19,14 +19,13 @@ where there is such a matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-F = TypeVar("F", bound=Callable[..., Any])
+from truecast.compiled import compiled
+
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 
@@ -45,21 +44,14 @@ _POWERS = np.ldexp(1.0, np.arange(-560, 561))
 _P0 = 560
 
 
-def _compiled(function: F) -> F:
-    try:
-        return cast(F, njit(cache=True)(function))
-    except RuntimeError:  # there is no folder to keep the compiled form in
-        return cast(F, njit(function))
-
-
-@_compiled
+@compiled
 def _note(counts: I64, firsts: I64, kind: int, row: int, column: int, more: int) -> None:
     if counts[kind] == 0:
         firsts[kind, 0], firsts[kind, 1] = row, column
     counts[kind] += more
 
 
-@_compiled
+@compiled
 def _nearest(v: int, s: int) -> int:
     """Nearest whole number to ``v / s``, of two equally near the even one; 9 stands for all from 9 on."""
     if v >= 9 * s:
@@ -73,7 +65,7 @@ def _nearest(v: int, s: int) -> int:
     return q
 
 
-@_compiled
+@compiled
 def _moved(v: int, s: int, q: int) -> int:
     """The nearest whole number to ``v / s``, given one that is nearest or next to it; not beyond 9."""
     rest = 2 * (v - s * q)
@@ -84,13 +76,13 @@ def _moved(v: int, s: int, q: int) -> int:
     return q
 
 
-@_compiled
+@compiled
 def _difference(v: int, s: int, q: int, other: int, p: int) -> int:
     """Squared error of ``p * other`` less that of ``q * s``."""
     return (s * q - other * p) * (2 * v - s * q - other * p)
 
 
-@_compiled
+@compiled
 def _rivals(m: int, e: int, negative: bool, exponents: I64, weight: I64) -> tuple[bool, bool]:
     """Does a neighbour of the scale beat it, and does the scale with the other sign? Best codes everywhere.
 
@@ -136,7 +128,7 @@ def _rivals(m: int, e: int, negative: bool, exponents: I64, weight: I64) -> tupl
     return (has_up and more_up < 0) or (has_down and more_down < 0), more_mirrored < 0
 
 
-@_compiled
+@compiled
 def _group_errors(
     row: int, first: int, packed: Any, out: Any, factor: float, offset: int, exponents: I64, unit: int
 ) -> tuple[int, int, float]:
@@ -164,7 +156,7 @@ def _group_errors(
     return wrong, where, error
 
 
-@_compiled
+@compiled
 def judge_groups(
     packed: Any,
     scales: Any,
