@@ -32,6 +32,7 @@ from lossy_checkpoints import (
 from verify_checkpoints import Tensors, load_shard
 
 from truecast.checkpoint.header import encode_header
+from truecast.convert import Target, convert
 from truecast.errors import InputError
 from truecast.verify import verify, verify_against
 
@@ -332,6 +333,37 @@ def test_a_matrix_of_another_source_is_no_approximation(pair: tuple[Path, Path])
     (out / "truecast.json").unlink()
     (failure,) = verify(src, out).failures.kept
     assert failure.kind == "value" and "no approximation" in failure.message
+
+
+@pytest.mark.parametrize("method", [None, "hessian"])
+def test_a_matrix_of_zeros_is_no_approximation(pair: tuple[Path, Path], method: str | None) -> None:
+    src, out = pair
+    codes, scales = row_of(out)
+    put(out, codes * 0, scales, src=src)
+    body = manifest_of(out)
+    body["int4"]["method"] = method
+    seal(out, body)
+    if method is None:
+        (out / "truecast.json").unlink()
+    (failure,) = verify(src, out).failures.kept
+    assert failure.kind == "value" and "no approximation" in failure.message
+
+
+def test_values_below_every_scale_may_be_zeros(tmp_path: Path) -> None:
+    src = mxfp4_source(tmp_path / "src")
+
+    def smallest(tensors: Tensors) -> None:
+        edited(tensors, NAME + ".weight_packed", np.uint8, lambda a: a.fill(0x11))  # all 2^-128
+        edited(tensors, NAME + ".weight_scale", np.uint8, lambda a: a.fill(0))
+
+    path = next(src.glob("*.safetensors"))
+    tensors = load_shard(path)
+    smallest(tensors)
+    header = encode_header(((n, d, s) for n, (d, s, _) in tensors.items()), {"format": "pt"})
+    path.write_bytes(header + b"".join(b for _, _, b in tensors.values()))
+    convert(src, tmp_path / "out", Target("w4afp8"))
+    report = verify(src, tmp_path / "out")
+    assert report.ok and report.quality.worst[0][0] == 0.0
 
 
 def test_a_group_of_zeros_has_scale_1_and_codes_0(pair: tuple[Path, Path]) -> None:
