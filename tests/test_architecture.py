@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "report": set(),
     "cli": {"formats", "checkpoint", "layouts", "families", "casts", "convert", "verify", "serve", "report"},
 }
-EVERYWHERE = {"errors", "__version__"}
+EVERYWHERE = {"errors", "compiled", "__version__"}
 THIRD_PARTY = {
     "formats": {"numpy", "ml_dtypes"},
     "checkpoint": {"fsspec"},

@@ -170,6 +170,21 @@ def test_scales_are_normal_finite_bf16_at_both_ends_of_e8m0(k: int) -> None:
         assert exact == brute_force(codes, ks, [1] * 128, around(codes, ks, 9))
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_best_scale_is_found_where_it_is_the_smallest_there_is(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    codes = np.full(128, 3)
+    codes[:1] = 7
+    if seed:
+        codes = rng.integers(0, 8, size=128) >> int(rng.integers(0, 3)) | 8 * rng.integers(0, 2, size=128)
+        codes[0] = 7 - seed % 3
+    k = [0] * 4 if seed % 2 else [0, 0, int(rng.integers(0, 3)), 0]
+    weights = int4.importance(np.exp(rng.normal(0, 3, size=128))) if seed % 5 == 4 else None
+    chosen = [1] * 128 if weights is None else weights.tolist()
+    result = int4.quantize(*group_of(codes, k), weights=weights)
+    assert int(result.scales[0, 0]) == brute_force(codes, k, chosen, around(codes, k, 18))
+
+
 def test_values_below_every_scale_get_the_smallest_one() -> None:
     codes = np.full(128, 1)
     result = int4.quantize(*group_of(codes, [0] * 4))  # 2^-128: half of the smallest normal would be 2^-127

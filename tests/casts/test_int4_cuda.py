@@ -33,7 +33,8 @@ packed[4, :64], packed[4, 5] = 0x11, 0x71  # one outlier
 wide = scales.copy()
 wide[5:] = rng.integers(0, 255, wide[5:].shape)
 weights = int4.importance(np.exp(rng.normal(0, 3, 1024)))
-for source in ((packed, scales), (packed, wide)):
+least = np.zeros_like(scales)  # the smallest scale is the best of many
+for source in ((packed, scales), (packed, wide), (packed, least)):
     for method, given, negative in (
         ("exact", None, True), ("exact", None, False), ("exact", weights, True), ("signed", None, True), ("amax", None, True)
     ):

@@ -270,6 +270,14 @@ def test_same_tensor_in_two_shards(
     refused(folder, f"{CODES} in {folder}/model-00003-of-00003.safetensors: stands in {SHARD} too; remove the stale")
 
 
+def test_a_matrix_larger_than_memory(tiny: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("truecast.cli.plan.scan", no_room)
+    refused(tiny, "not enough memory for a matrix of this checkpoint; run with fewer", verbs=("plan --scan",), code=3)
+
+
 def test_nothing_to_cast(tmp_path: Path, write_checkpoint: Callable[..., Path], refused: Refused) -> None:
     shards = {"model.safetensors": {"lm_head.weight": ("BF16", (8, 8), bytes(128))}}
     folder = write_checkpoint(tmp_path / "plain", shards, index=False)

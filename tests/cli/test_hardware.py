@@ -207,7 +207,15 @@ def test_other_sources(k3: Path, tmp_path: Path, cli: Cli) -> None:
     convert(k3, tmp_path / "bf16-attention", Target("w4afp8", attention="bf16"))
     found = cli("plan", tmp_path / "bf16-attention", "--hardware", "h200", "--json").json
     own, other = (f for f in found["forms"] if f["format"] == "w4afp8")
+    assert [f["format"] for f in found["forms"] if f["as_it_is"]] == ["w4afp8"]
     assert other["dialect"] == "compressed-tensors" and other["weight_error"] == {"kind": "if-exact"}
+
+
+def test_fp8_attention_is_not_the_form_of_a_model(tmp_path: Path, cli: Cli) -> None:
+    kimi_k3.make(tmp_path / "k3", shape=kimi_k3.K3Shape(experts=2, expert_width=128, heads=4))
+    convert(tmp_path / "k3", tmp_path / "w4afp8", Target("w4afp8"))  # more elements are FP8 than INT4
+    found = cli("plan", tmp_path / "w4afp8", "--hardware", "h200", "--json").json
+    assert [(f["format"], f["dialect"]) for f in found["forms"] if f["as_it_is"]] == [("w4afp8", "sglang")]
 
 
 def test_a_source_without_quantized_matrices(tmp_path: Path, write_checkpoint: Callable[..., Path], cli: Cli) -> None:

@@ -74,6 +74,34 @@ def test_missing_twin_in_a_family_that_always_has_it(refused: Refused, tmp_path:
     refused(source, f"{bank}w3 is here without its twin {bank}w1")
 
 
+def test_a_twin_that_is_w4afp8_already(cli: Cli, tmp_path: Path) -> None:
+    assert cli("convert", one_file(tmp_path / "mxfp4", experts()), tmp_path / "w4afp8", "--to", "w4afp8").code == 0
+    made = open_checkpoint(tmp_path / "w4afp8").tensors.values()
+    data = (tmp_path / "w4afp8" / SHARD).read_bytes()
+    mixed = [
+        (t.name, t.dtype, t.shape, data[t.start : t.end]) for t in made if t.name.startswith(EXPERT + "up_proj.weight")
+    ]
+    mixed += [t for t in experts() if not t[0].startswith(EXPERT + "up_proj.")]
+    source = one_file(tmp_path / "src", mixed)
+    assert cli("convert", source, tmp_path / "out", "--to", "w4afp8", "--jobs", 1).code == 0
+    outcome = cli("verify", source, tmp_path / "out", "--jobs", 1)
+    assert outcome.code == 0 and "2 INT4 matrices approximate" in outcome.out
+
+
+def test_a_file_without_vectors_is_refused_before_it_is_read(refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    header = encode_header([("elsewhere", "U8", (1 << 42,))], {})
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + (1 << 42))
+    source = one_file(tmp_path / "src", experts())
+    refused(
+        source,
+        f"{path}: holds no importance vector for {EXPERT}gate_proj",
+        options=("--to", "w4afp8", "--weights", path),
+    )
+
+
 def test_twin_that_is_not_packed(refused: Refused, tmp_path: Path) -> None:
     module = f"{EXPERT}up_proj"
     tensors = replaced(experts(), without=(f"{module}.weight_packed", f"{module}.weight_scale"))
@@ -125,6 +153,18 @@ def test_nvfp4_is_no_source(refused: Refused, cli: Cli, tmp_path: Path) -> None:
             f"and {EXPERT}gate_proj.weight in {SHARD} is nvfp4; convert from the original checkpoint",
             options=("--to", target),
         )
+
+
+@pytest.mark.parametrize("target", ["nvfp4", "w4afp8", "fp8"])
+def test_fp8_alone_is_no_source(refused: Refused, cli: Cli, tmp_path: Path, target: str) -> None:
+    source, dialect = one_file(tmp_path / "src", experts()), "compressed-tensors"
+    assert cli("convert", source, tmp_path / "fp8", "--to", "fp8", "--dialect", dialect, "--jobs", 1).code == 0
+    refused(
+        tmp_path / "fp8",
+        f"--to {target} takes mxfp4",
+        f"{EXPERT}gate_proj.weight in {SHARD} is fp8; convert from the original checkpoint",
+        options=("--to", target),
+    )
 
 
 def test_already_w4afp8(refused: Refused, cli: Cli, tmp_path: Path) -> None:

@@ -314,6 +314,31 @@ def test_a_stacked_bias_of_another_shape_is_a_fault() -> None:
     assert "gate_up_proj_blocks" in faults(replaced(GPT_OSS, "_bias", shape=(3, 7)))[0]
 
 
+@pytest.mark.parametrize(
+    ("weight", "scales", "first", "second"),
+    [
+        (
+            ("I8", (8, 64)),
+            [("scale", "F8_E8M0", (8, 4)), ("weight_scale_inv", "BF16", (8, 1))],
+            "mxfp4-deepseek",
+            "w4afp8-sglang",
+        ),
+        (
+            ("F8_E4M3", (128, 128)),
+            [("weight_scale", "F32", (128, 1)), ("weight_scale_inv", "F32", (1, 1))],
+            "fp8-deepseek",
+            "fp8-compressed-tensors",
+        ),
+    ],
+)
+def test_codes_with_two_meanings(
+    weight: tuple[str, tuple[int, ...]], scales: list[Spec], first: str, second: str
+) -> None:
+    specs = [("a.weight", *weight), *((f"a.{name}", dtype, shape) for name, dtype, shape in scales)]
+    with pytest.raises(InputError, match=f"can be read as {first} and as {second}: it has scales of both"):
+        recognise(headers(specs))
+
+
 def test_the_same_matrix_in_two_layouts() -> None:
     assert "m.w1 is stored twice" in faults([*CT, *DEEPSEEK])[0]
 

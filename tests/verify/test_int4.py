@@ -32,6 +32,7 @@ from lossy_checkpoints import (
 from verify_checkpoints import Tensors, load_shard
 
 from truecast.checkpoint.header import encode_header
+from truecast.convert import Target, convert
 from truecast.errors import InputError
 from truecast.verify import verify, verify_against
 
@@ -158,10 +159,12 @@ def test_faulty_weights_are_bad_input(weighted, vector: np.ndarray | None, why: 
         verify(src, out, weights=path)
 
 
-def test_weights_that_the_manifest_does_not_mention_change_nothing(made: tuple[Path, Path], tmp_path: Path) -> None:
+def test_weights_that_the_manifest_does_not_mention_are_not_used(made: tuple[Path, Path], tmp_path: Path) -> None:
     src, out = made
     path = write_weights(tmp_path / "w", {NAME: np.linspace(0, 1, 256, dtype=np.float32)})
-    assert verify(src, out, weights=path).document() == verify(src, out).document()
+    with_file, without = verify(src, out, weights=path).document(), verify(src, out).document()
+    assert with_file.pop("notes") == [f"{path} is not used: nothing says that INT4 scales were chosen by weights"]
+    assert without.pop("notes") == [] and with_file == without
 
 
 def row_of(out: Path, name: str = NAME) -> tuple[np.ndarray, np.ndarray]:
@@ -292,6 +295,26 @@ def test_under_an_unknown_method_or_without_manifest_figures_only(pair: tuple[Pa
     assert report.quality.int4.nearest == report.quality.int4.elements - 1
 
 
+def test_a_manifest_of_another_source_declares_no_loss(pair: tuple[Path, Path]) -> None:
+    src, out = pair
+    assert verify(src, out).declared
+    body = manifest_of(out)
+    body["source"]["fingerprint"] = "0" * 64
+    seal(out, body)
+    report = verify(src, out)
+    assert report.ok and report.manifest_checked and not report.declared
+    assert "as if it declared nothing" in report.notes[0] and len(report.notes) == 3
+
+
+def test_a_manifest_of_another_target(pair: tuple[Path, Path]) -> None:
+    src, out = pair
+    body = manifest_of(out)
+    body["target"]["format"] = "bf16"
+    seal(out, body)
+    (failure,) = verify(src, out).failures.kept
+    assert failure.kind == "manifest" and "says that the target is 'bf16'" in failure.message
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.0, float("inf"), float("nan")])
 def test_illegal_scales_are_found_without_manifest(pair: tuple[Path, Path], scale: float) -> None:
     src, out = pair
@@ -310,6 +333,37 @@ def test_a_matrix_of_another_source_is_no_approximation(pair: tuple[Path, Path])
     (out / "truecast.json").unlink()
     (failure,) = verify(src, out).failures.kept
     assert failure.kind == "value" and "no approximation" in failure.message
+
+
+@pytest.mark.parametrize("method", [None, "hessian"])
+def test_a_matrix_of_zeros_is_no_approximation(pair: tuple[Path, Path], method: str | None) -> None:
+    src, out = pair
+    codes, scales = row_of(out)
+    put(out, codes * 0, scales, src=src)
+    body = manifest_of(out)
+    body["int4"]["method"] = method
+    seal(out, body)
+    if method is None:
+        (out / "truecast.json").unlink()
+    (failure,) = verify(src, out).failures.kept
+    assert failure.kind == "value" and "no approximation" in failure.message
+
+
+def test_values_below_every_scale_may_be_zeros(tmp_path: Path) -> None:
+    src = mxfp4_source(tmp_path / "src")
+
+    def smallest(tensors: Tensors) -> None:
+        edited(tensors, NAME + ".weight_packed", np.uint8, lambda a: a.fill(0x11))  # all 2^-128
+        edited(tensors, NAME + ".weight_scale", np.uint8, lambda a: a.fill(0))
+
+    path = next(src.glob("*.safetensors"))
+    tensors = load_shard(path)
+    smallest(tensors)
+    header = encode_header(((n, d, s) for n, (d, s, _) in tensors.items()), {"format": "pt"})
+    path.write_bytes(header + b"".join(b for _, _, b in tensors.values()))
+    convert(src, tmp_path / "out", Target("w4afp8"))
+    report = verify(src, tmp_path / "out")
+    assert report.ok and report.quality.worst[0][0] == 0.0
 
 
 def test_a_group_of_zeros_has_scale_1_and_codes_0(pair: tuple[Path, Path]) -> None:
@@ -340,6 +394,15 @@ def test_activation_scales(pair: tuple[Path, Path], value: float) -> None:
     assert verify(src, out).ok == (value == 0.5)  # somebody else's calibration
 
 
+def test_an_activation_scale_that_is_gone(pair: tuple[Path, Path]) -> None:
+    src, out = pair
+    change(out, lambda t: t.pop(NAME + ".input_scale"))
+    (failure,) = verify(src, out).failures.kept
+    assert failure.kind == "missing" and f"activation scale of {NAME} is not there" in failure.message
+    (out / "truecast.json").unlink()
+    assert verify(src, out).ok  # somebody else's checkpoint: the engine takes 1
+
+
 def test_the_stored_shape_is_compared(tmp_path: Path) -> None:
     src = mxfp4_source(tmp_path / "src")
     out = w4afp8_output(src, tmp_path / "out", "compressed-tensors")
@@ -348,6 +411,13 @@ def test_the_stored_shape_is_compared(tmp_path: Path) -> None:
     change(out, lambda t: edited(t, NAME + ".weight_shape", np.int64, lambda a: np.copyto(a, a[::-1].copy())))
     (failure,) = verify(src, out).failures.kept
     assert failure.kind == "shape" and "[256, 6]" in failure.message
+
+
+def test_a_source_whose_stored_shape_lies_is_bad_input(tmp_path: Path) -> None:
+    src = w4afp8_output(mxfp4_source(tmp_path / "mxfp4"), tmp_path / "src", "compressed-tensors")
+    change(src, lambda t: edited(t, NAME + ".weight_shape", "<i8", lambda a: a.put([1], 128)))
+    with pytest.raises(InputError, match=r"says \[6, 128\], but as 4-bit codes the words hold \[6, 256\]"):
+        verify(src, src)
 
 
 @pytest.mark.parametrize("dtype", ["F16", "F32"])

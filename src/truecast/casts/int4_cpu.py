@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
 from truecast.casts.int4_steps import CHANGES, CODES, HIGH, INTERVALS, LIVE, LOW, ORDER, START
+from truecast.compiled import compiled
 from truecast.formats import e2m1
 
 _HALVES = e2m1.HALVES[:8].astype(np.int64)
@@ -52,11 +52,7 @@ _LEAST = -126  # exponent of the smallest normal BF16
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``numba.njit``, cached on disk where a folder for that can be written."""
-    try:
-        return numba.njit(cache=True, error_model="numpy", boundscheck=False)(function)
-    except RuntimeError:  # "cannot cache function: no locator available"
-        return numba.njit(error_model="numpy", boundscheck=False)(function)
+    return compiled(function, error_model="numpy", boundscheck=False)
 
 
 @_compiled
@@ -229,6 +225,7 @@ def _search(plus, minus, base, depth, negative, energy):
         highest_mantissa = 255
         if highest == -2 and e == -2:  # the scale is below 2/7 of the largest magnitude
             highest_mantissa = 147 if top == _OFFSET else 220
+        smallest = e == _LEAST - base
         window = 2 * e - 1 + _OFFSET
         # With codes up to 7 on both sides; what -8 adds is kept apart, by the sign of the values that have it.
         products = 7 * (full_plus + full_minus)
@@ -259,9 +256,14 @@ def _search(plus, minus, base, depth, negative, energy):
                 product = products + (more_plus if sign else more_minus)
                 square = squares + 15 * (eights_plus if sign else eights_minus)
                 # The parabola's lowest point is m = 32 * product / square. Far from this interval: not here.
-                if 32 * product <= (LOW[interval] - 1) * square or 32 * product >= (HIGH[interval] + 1) * square:
+                if 32 * product >= (HIGH[interval] + 1) * square:
                     continue
-                below = np.int64(32.0 * product / square)  # floor: float64 holds the quotient well enough
+                if 32 * product <= (LOW[interval] - 1) * square:
+                    if not (smallest and interval == INTERVALS - 1):
+                        continue
+                    below = np.int64(128)  # below it there is no scale to go on with
+                else:
+                    below = np.int64(32.0 * product / square)  # floor: float64 holds the quotient well enough
                 for m in range(below, below + 2):
                     if LOW[interval] <= m <= HIGH[interval]:
                         gain = np.float64(m * (m * square - 64 * product)) * _TWO[2 * e + _ZERO]

@@ -179,6 +179,8 @@ def _kernel(
                         square = squares + (more_squares_minus if sign == 0 else more_squares_plus)
                         square = tl.maximum(square, 1)
                         below = ((32 * product) // square).to(tl.int64)
+                        if interval == INTERVAL_COUNT - 1:  # below the smallest scale there is none to go on with
+                            below = tl.where(e == -126 - base, tl.maximum(below, 128), below)
                         for step in tl.static_range(2):
                             m = below + step
                             raw = m * (m * square.to(tl.int64) - 64 * product.to(tl.int64))

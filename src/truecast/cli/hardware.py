@@ -66,8 +66,9 @@ class _Comparison:
         function, heads = (_stated(source, key) for key in ("hidden_act", "num_attention_heads"))
         self.function = function if isinstance(function, str) else None
         self.heads = heads if isinstance(heads, int) and heads > 0 else None
-        elements = Counter[str]()
-        for matrix in contents.matrices.values():
+        elements = Counter[str]()  # FP8 modules beside packed ones are not the form of the model, however many
+        packed = [m for m in contents.matrices.values() if format_of(m) != "fp8"]
+        for matrix in packed or contents.matrices.values():
             elements[matrix.layout] += matrix.rows * matrix.cols
         self.stored: Layout = LAYOUTS[elements.most_common(1)[0][0]]
         self.int4: Estimate | None = None

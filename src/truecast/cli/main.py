@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from truecast import __version__
-from truecast.errors import TruecastError
+from truecast.errors import RefusedError, TruecastError
 
 VERBS = ("inspect", "plan", "convert", "verify", "check")
 """Modules of this package; imported once ``main`` can answer Ctrl-C."""
@@ -40,6 +40,10 @@ def _run(argv: Sequence[str] | None) -> int:
     except TruecastError as error:
         print_error(args, str(error), error.exit_code)
         return error.exit_code
+    except MemoryError:
+        refused = RefusedError("not enough memory for a matrix of this checkpoint", fix="run with fewer --jobs")
+        print_error(args, str(refused), refused.exit_code)
+        return refused.exit_code
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one has nothing left to stop
         print_error(args, "interrupted; the same command goes on from here", INTERRUPTED)

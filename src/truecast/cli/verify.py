@@ -78,7 +78,7 @@ def _render(console: Console, result: Report) -> None:
     verdict = "PASS" if result.ok else f"FAIL  {result.failures.total:,} faults;"
     if result.ok and quality.matrices:
         kinds = [f"{f.matrices:,} {kind}" for kind, f in (("INT4", quality.int4), ("FP8", quality.fp8)) if f.matrices]
-        held = "as the manifest declares" if result.manifest_checked else "of which nothing is declared"
+        held = "as the manifest declares" if result.declared else "of which nothing is declared"
         verdict = f"PASS, WITH LOSS: {' and '.join(kinds)} matrices approximate the source, {held};"
     elif result.ok and counts.inexact_half_blocks:
         verdict = f"PASS, NOT EXACT: {counts.inexact_half_blocks:,} half blocks changed as the manifest declares;"

@@ -53,12 +53,12 @@ def open_importance(path: Path, matrices: Iterable[Matrix]) -> Importance:
     try:
         before = stamp(path)
         tensors, _ = read_header(file.read, str(path), file.size)
+        vectors = {matrix.name: _find(tensors, matrix, path) for matrix in matrices}
         digest = hashlib.sha256()
         for data in stream(file, 0, file.size):
             digest.update(data)
     finally:
         file.close()
-    vectors = {matrix.name: _find(tensors, matrix, path) for matrix in matrices}
     for info in {info.name: info for info in vectors.values()}.values():
         read_vector(path, info)
     return Importance(path, digest.hexdigest(), vectors, before)

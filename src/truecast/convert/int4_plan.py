@@ -34,7 +34,7 @@ def check_groups(family: Family, contents: Contents, cast: Sequence[Matrix]) -> 
                 where=matrix.where,
                 fix="convert to nvfp4 or fp8, which have smaller blocks",
             )
-    names = {m.name for m in cast}
+    names = {m.name for m in contents.matrices.values() if format_of(m) != "fp8"}
     absent: dict[str, Matrix] = {}
     for matrix in cast:
         parent, _, leaf = matrix.name.rpartition(".")

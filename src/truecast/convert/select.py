@@ -85,6 +85,8 @@ def select(source: Checkpoint, target: Target, contents: Contents | None = None)
     family = find_family(source.config, source.tensors)
     layout = target_layout(contents, target)
     kept, cast = _split_kept(contents, family, layout)
+    if not cast and all(m.layout != layout.NAME for m in kept):
+        raise _unsuited(kept[0], layout)
     if not cast:
         raise InputError(f"is {layout.NAME} already: nothing to do", where=source.location)
     activations = target.activations
@@ -140,6 +142,13 @@ def _check_options(target: Target, layout: Layout) -> None:
         raise UsageError(f"the dialect {layout.DIALECT} keeps attention in BF16", fix="leave out --attention fp8")
 
 
+def _unsuited(matrix: Matrix, layout: Layout) -> UsageError:
+    return UsageError(
+        f"--to {layout.FORMAT} takes {' or '.join(_CASTABLE[layout.FORMAT])}, and {matrix.where} is {format_of(matrix)}",
+        fix="convert from the original checkpoint",
+    )
+
+
 def _check_fp8_has_words(layout: Layout, kept: Sequence[Matrix]) -> None:
     """The compressed-tensors config of W4AFP8 describes INT4 modules only."""
     blocks = [m for m in kept if format_of(m) == "fp8"]
@@ -158,11 +167,7 @@ def _split_kept(contents: Contents, family: Family, layout: Layout) -> tuple[lis
         stays = matrix.layout == layout.NAME or (layout.NAME == nvfp4_modelopt.NAME and is_kept(family, matrix.name))
         if not stays and format_of(matrix) not in _CASTABLE[layout.FORMAT]:
             if format_of(matrix) != "fp8":
-                raise UsageError(
-                    f"--to {layout.FORMAT} takes {' or '.join(_CASTABLE[layout.FORMAT])}, and {matrix.where} is"
-                    f" {format_of(matrix)}",
-                    fix="convert from the original checkpoint",
-                )
+                raise _unsuited(matrix, layout)
             stays = True
         (kept if stays else cast).append(matrix)
     return kept, cast

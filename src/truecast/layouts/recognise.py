@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from truecast.checkpoint.header import TensorInfo
 from truecast.errors import InputError
-from truecast.layouts import LAYOUTS
+from truecast.layouts import LAYOUTS, Layout
 from truecast.layouts.base import Matrix
 from truecast.layouts.stacked import MEMBERS
 
@@ -28,6 +28,8 @@ _PARTS = (
     ".scale",
     "_scales",
 )
+_SCALES = (".scale", ".weight_scale", ".weight_scale_inv")
+"""Scales of one module of which two can fit the same codes."""
 _BANKS = tuple(f".{projection}" for projection in MEMBERS)
 _BANK_PARTS = ("_weight_scale_2", "_weight_scale", "_input_scale")
 _PACKED_DTYPES = ("U8", "I8", "F4", "I32")
@@ -63,6 +65,8 @@ def recognise(tensors: Mapping[str, TensorInfo], problem: Callable[[InputError],
         for layout in layouts:
             found = layout.match(tensor, tensors)
             if found:
+                if (fault := _second_meaning(tensor, tensors, layout)) is not None:
+                    _report(problem, fault)
                 for matrix in found:
                     if matrix.name in matrices:
                         _report(problem, InputError(f"{matrix.name} is stored twice", where=matrix.where))
@@ -81,6 +85,23 @@ def _report(problem: Callable[[InputError], None] | None, error: InputError) -> 
     if problem is None:
         raise error
     problem(error)
+
+
+def _second_meaning(tensor: TensorInfo, tensors: Mapping[str, TensorInfo], first: Layout) -> InputError | None:
+    """What to say of codes that a second scale gives another meaning; None of nearly all, which have one scale."""
+    module = tensor.name.removesuffix(".weight")
+    if sum(module + suffix in tensors for suffix in _SCALES) < 2:
+        return None
+    others = [
+        o.NAME for o in LAYOUTS.values() if o.NAME != first.NAME and o.FORMAT != "bf16" and o.match(tensor, tensors)
+    ]
+    if not others:
+        return None
+    return InputError(
+        f"can be read as {first.NAME} and as {' and '.join(others)}: it has scales of both",
+        where=tensor.where,
+        fix="remove the scales that do not belong to it",
+    )
 
 
 def _packed_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> InputError | None:

@@ -113,7 +113,7 @@ def compare_recast(source: PlainRows, out: Scaled, rules: Rules) -> MatrixResult
         figures.nearest += int(counts[1])
     figures.squared_error, figures.squared_sum = (float(x) for x in sums)
     result.figures = figures
-    check_approximates(result)
+    check_approximates(result, rules.fp8 is not None)
     if rules.fp8 is not None:
         codes.tell(result, "value", "codes", "codes are not")
         scales.tell(result, "scale", "scale", "block scales are not")

@@ -95,7 +95,7 @@ def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.
             result.fail("scale" if role == "scale" else "value", role, why + more, *first_of[kind])
 
     fail(kernel.ILLEGAL, "scale", "group scale is zero or not finite", "scales are illegal")
-    check_approximates(result)
+    check_approximates(result, claim is not None and claim.method in METHODS)
     if claim is None:
         return result
     fail(kernel.ODD_ZERO, "scale", "scale of an all-zero group is not 1", "groups are so")
@@ -112,11 +112,15 @@ def compare_int4(source: Packed, out: Scaled, rules: Rules, weights: NDArray[np.
     return result
 
 
-def check_approximates(result: MatrixResult) -> None:
-    """Whoever made a matrix: were it zeros, it would not be farther from its source."""
+def check_approximates(result: MatrixResult, judged: bool) -> None:
+    """Whoever made a matrix: were it zeros, it would be farther from its source.
+
+    ``judged``: each code is held against its value, so that zeros are there because nothing nearer is.
+    """
     figures = result.figures
     assert figures is not None
-    if figures.squared_error > figures.squared_sum:
+    lost = figures.squared_error == figures.squared_sum > 0 and not judged
+    if lost or figures.squared_error > figures.squared_sum:
         ratio = f"squared error {figures.squared_error:.4g}, sum of squares {figures.squared_sum:.4g}"
         result.fail("value", "codes", f"is no approximation of the source: {ratio}")
 

@@ -10,8 +10,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from truecast.compiled import compiled
 from truecast.formats import e4m3
-from truecast.verify.compiled import compiled
 
 _MAGNITUDES = e4m3.VALUES[:0x7F].astype(np.float64)
 _LAST = 0x7E

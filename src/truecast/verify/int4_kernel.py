@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.verify.compiled import compiled
+from truecast.compiled import compiled
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]

@@ -53,6 +53,8 @@ def note_lossy(rules: Rules, pairing: Pairing, importance: Importance | None) ->
                 f"the INT4 scales were chosen by weights: without that file it is not checked for {len(cast)} matrices that"
                 " no neighbouring scale has a smaller weighted error"
             )
+    if importance is not None and (claim is None or claim.weights is None):
+        notes.append(f"{importance.path} is not used: nothing says that INT4 scales were chosen by weights")
     if pairing.recasts and rules.fp8 is None:
         notes.append(f"{len(pairing.recasts)} BF16 modules are FP8, which nothing declares: their figures are given")
     return notes

@@ -101,6 +101,8 @@ class Report:
     inexact: list[Inexact] = field(default_factory=list)
     quality: Quality = field(default_factory=Quality)
     manifest_checked: bool = False
+    declared: bool = False
+    """Is there a manifest, and does it speak of this source?"""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -118,5 +120,6 @@ class Report:
             "inexact": [asdict(b) for b in self.inexact],
             "quality": self.quality.document() if self.quality.matrices else None,
             "manifest_checked": self.manifest_checked,
+            "declared": self.declared,
             "notes": self.notes,
         }

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from truecast.checkpoint.files import Opener
 from truecast.checkpoint.header import BITS
+from truecast.errors import InputError
+from truecast.layouts import w4afp8_sglang
 from truecast.verify.certificate import matrix_entry, tensor_entry
 from truecast.verify.compare import all_zero, compare_packed, decides_global_scale
 from truecast.verify.compare_bf16 import compare_bf16
@@ -147,6 +149,7 @@ def _verify_pair(pair: Pair, read_source: Read, read_out: Read, job: ShardJob, r
         why = f"is a matrix {pair.out.rows} x {pair.out.cols}, the source has {pair.source.rows} x {pair.source.cols}"
         result.failures.add("shape", why, file=tensor.file, tensor=tensor.name)
         return
+    _check_source_shape(pair.source, read_source)
     source = _load(pair.source, read_source)
     stored: Packed | PlainRows | Scaled
     same_codes = None
@@ -222,6 +225,16 @@ def _verify_recast(unit: Recast, read_source: Read, read_out: Read, job: ShardJo
         result.entries.append(("matrices", matrix_entry(source, unit.out, out, None, _changed(compared))))
 
 
+def _check_source_shape(source: Stored, read_source: Read) -> None:
+    shape = load_shape(source, read_source)
+    if shape is not None and shape != (source.rows, source.cols):
+        raise InputError(
+            f"says {list(shape)}, but as 4-bit codes the words hold {[source.rows, source.cols]}",
+            where=source.parts["shape"].tensor.where,
+            fix="only 4-bit codes in groups of 128 are read",
+        )
+
+
 def _verify_shape(out: Stored, read_out: Read, result: ShardResult) -> None:
     shape = load_shape(out, read_out)
     if shape is not None and shape != (out.rows, out.cols):
@@ -282,6 +295,11 @@ def _verify_input_scale(pair: Pair, read_source: Read, read_out: Read, rules: Ru
     Those of an INT4 matrix that somebody else made, and calibrated, need only be legal.
     """
     if "input_scale" not in pair.out.parts:
+        made = rules.int4 is not None and pair.out.layout != pair.source.layout
+        if made and pair.out.layout == w4afp8_sglang.NAME:
+            tensor = pair.out.main.tensor
+            why = f"the activation scale of {pair.out.name} is not there, which this dialect is always written with"
+            result.failures.add("missing", why, file=tensor.file, tensor=tensor.name)
         return  # if the source has one, it must be declared dropped: see verify
     after = load_multiplier(pair.out, "input_scale", read_out)
     before = load_multiplier(pair.source, "input_scale", read_source)

@@ -61,7 +61,7 @@ def verify(
     unreadable = failures.total > 0
     manifest = _manifest(source, target, report)
     _check_unlisted(target, manifest, certificate)
-    ours = manifest is not None and manifest.fingerprint == source.fingerprint()
+    ours = report.declared = manifest is not None and manifest.fingerprint == source.fingerprint()
     rules = manifest.rules if manifest and ours else Rules()
     importance = None if weights is None else open_importance(weights)
     check_importance(rules, importance)
@@ -145,7 +145,7 @@ def _manifest(source: Checkpoint, target: Checkpoint, report: Report) -> Manifes
     if manifest is not None and manifest.fingerprint != source.fingerprint():
         report.notes.append(
             f"the manifest speaks of another source (fingerprint {manifest.fingerprint}): its hashes are checked, and"
-            " values against this source, with no loss allowed"
+            " values against this source, as if it declared nothing"
         )
     return manifest
 
@@ -216,6 +216,11 @@ def _check_claims(manifest: Manifest, pairing: Pairing, report: Report) -> None:
     """What the manifest counts must be what was counted here."""
     failures = report.failures
     compared = {p.out.name for p in pairing.pairs}
+    for pair in pairing.pairs:
+        if pair.out.layout != pair.source.layout and pair.out.format != manifest.target_format:
+            why = f"says that the target is {manifest.target_format!r}, and {pair.out.name} became {pair.out.format}"
+            failures.add("manifest", why, file=MANIFEST)
+            break
     for name in sorted(manifest.inexact.keys() - compared):
         failures.add("manifest", f"lists inexact half blocks of {name}, which is no matrix here", file=MANIFEST)
     if (
