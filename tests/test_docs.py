@@ -129,6 +129,19 @@ def test_the_certificate_script_proves_one_tensor(tmp_path: Path) -> None:
     assert "other bytes" in failed.stderr
 
 
+def test_the_weights_script_makes_a_file_that_convert_takes(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    page = (DOCS / "convert.md").read_text(encoding="utf-8")
+    assert "examples.shaped.kimi_k3 K3 --expert-width 128" in page
+    kimi_k3.make(tmp_path / "K3", shape=kimi_k3.K3Shape(expert_width=128))
+    script = re.findall(r"```python\n(.+?)```", page, re.DOTALL)[0]
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    weights = tmp_path / "w.safetensors"
+    convert(tmp_path / "K3", tmp_path / "out", Target("w4afp8", weights=weights))
+    report = verify(tmp_path / "K3", tmp_path / "out", weights=weights)
+    assert report.ok and report.quality.int4.unbeaten == report.quality.int4.groups > 0
+
+
 def test_every_test_named_in_the_failures_page_exists() -> None:
     named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", (DOCS / "failures.md").read_text())
     assert len(named) > 25

@@ -70,6 +70,20 @@ def test_leftovers_of_a_kill_are_removed(tmp_path: Path) -> None:
         assert not list((tmp_path / FOLDER / "shards").iterdir())
 
 
+def test_options_tell_in_what_a_plan_differs_and_decide_nothing(tmp_path: Path) -> None:
+    with Journal(tmp_path, IDENTITY | {"options": {"--to": "a", "--method": "exact"}}):
+        finish_shard(tmp_path, "a.safetensors")
+    with pytest.raises(RefusedError, match="with other options: --method exact there, amax here") as caught:
+        Journal(tmp_path, IDENTITY | {"plan": "q", "options": {"--to": "a", "--method": "amax"}})
+    assert caught.value.exit_code == 3
+    for options in ({"--to": "a", "--method": "exact"}, ["x"], None):
+        with pytest.raises(RefusedError, match="a different plan"):
+            Journal(tmp_path, IDENTITY | {"plan": "q", "options": options})
+    for same in (IDENTITY, IDENTITY | {"options": {"--to": "b"}}):  # not there in older journals, or spelt otherwise
+        with Journal(tmp_path, same) as journal:
+            assert set(journal.finished()) == {"a.safetensors"}
+
+
 def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="truecast did not write it") as caught:

@@ -216,6 +216,9 @@ def test_urls_that_lead_nowhere(url: str) -> None:
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     refuses(tmp_path / "none", "no such file")
+    refuses(
+        "moonshotai/Kimi-K3", "no such file or folder", "for the Hub: hf://moonshotai/Kimi-K3, or download it first"
+    )
     (tmp_path / "x.bin").write_bytes(b"")
     refuses(tmp_path / "x.bin", "neither a folder nor a .safetensors file")
 

@@ -141,6 +141,21 @@ def test_exactness_would_be_lost(make: Any, cli: Cli, refused: Refused, tmp_path
     assert len(allowed.json["manifest"]["inexact"]) == document.json["scan"]["inexact_half_blocks"]
 
 
+def test_elements_that_cannot_be_exact_are_counted(make: Any, cli: Cli) -> None:
+    scales = bytes([10, 160] * 4)
+    source = make(**{CODES: ("U8", (4, 32), bytes([0x71] * 128)), SCALES: ("U8", (4, 2), scales)})
+    document = cli("plan", source, "--to", "fp8", "--scan", "--jobs", 1, "--json").json
+    (count,) = document["scan"]["inexact_matrices"].values()
+    scanned = cli("plan", source, "--to", "fp8", "--scan", "--jobs", 1)
+    assert scanned.code == 3 and count > 0
+    assert scanned.out.splitlines()[-2:] == [
+        f"exact?    NO: {count} elements in 1 matrix:",
+        f"          {count} in {MATRIX}",
+    ]
+    exact = cli("plan", source, "--to", "bf16", "--scan", "--jobs", 1)
+    assert exact.out.splitlines()[-1] == "exact?    yes, all 5,120 elements"
+
+
 def test_truncated_shard(tiny: Path, refused: Refused) -> None:
     path = tiny / SHARD
     data = path.read_bytes()

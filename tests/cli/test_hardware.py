@@ -184,7 +184,7 @@ def test_what_the_source_does_not_allow_is_told_in_its_place(tiny: Path, cli: Cl
     assert outcome.code == 0
     refused = " ".join(block(outcome.out, "w4afp8 sglang").split())
     assert "not possible: model.layers.0.mlp.experts.0.w1.weight_packed in model-00001-of-00003" in refused
-    assert "which is no multiple of 128; convert to nvfp4 or fp8" in refused
+    assert "which is no multiple of 128; convert to nvfp4 (blocks of 16), or fp8, which takes any width" in refused
     assert "  0 if exact (--scan)  " in block(outcome.out, "fp8")
     assert "experts compute an unnamed activation" in outcome.out
     document = cli("plan", tiny, "--hardware", "h200", "--json").json

@@ -45,7 +45,6 @@ def test_refused_by_the_parser(arguments: tuple[str, ...], message: str, tiny: P
     ("options", "message"),
     [
         ("--to fp3", "there is no target format 'fp3'; choose nvfp4, w4afp8, fp8, mxfp4 or bf16"),
-        ("--to NVFP4", "there is no target format 'NVFP4'; choose nvfp4, w4afp8, fp8, mxfp4 or bf16"),
         (
             "--to nvfp4 --dialect gguf",
             "--to nvfp4 has no dialect 'gguf'; choose one of modelopt, compressed-tensors",
@@ -68,7 +67,7 @@ def test_unknown_target(verb: str, options: str, message: str, tiny: Path, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", "which format?; give --to FORMAT, or --hardware GPU to compare them all"),
+        ("", "plan needs --to FORMAT (nvfp4, w4afp8, fp8, mxfp4 or bf16); or --hardware GPU (h100, "),
         ("--hardware h300", "no such GPU: h300; one of h100, h200, gh200, gh200-144, b200, b300"),
         ("--hardware h200 --to fp3", "there is no target format 'fp3'; choose nvfp4"),
         ("--hardware h200 --to nvfp4 --dialect gguf", "--to nvfp4 has no dialect 'gguf'"),
@@ -81,6 +80,16 @@ def test_a_comparison_that_cannot_be_made(options: str, message: str, tiny: Path
     outcome = cli("plan", tiny, *options.split())
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith(f"truecast plan: {message}")
+
+
+@pytest.mark.parametrize("options", ["--to NVFP4 --dialect ModelOpt", "--to W4AFP8 --dialect Compressed-Tensors"])
+def test_names_are_taken_in_any_case(
+    options: str, tmp_path: Path, write_checkpoint: Callable[..., Path], cli: Cli
+) -> None:
+    tensors = {"a.weight_packed": ("U8", (4, 64), bytes(256)), "a.weight_scale": ("U8", (4, 4), bytes([120] * 16))}
+    source = write_checkpoint(tmp_path / "src", {"model.safetensors": tensors})
+    assert cli("plan", source, *options.split()) == cli("plan", source, *options.lower().split())
+    assert cli("plan", source, *options.split()).code == 0
 
 
 def test_help_and_version(cli: Cli) -> None:

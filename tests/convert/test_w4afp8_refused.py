@@ -50,7 +50,7 @@ def test_columns_that_do_not_split(refused: Refused, tmp_path: Path) -> None:
     refused(
         source,
         f"model.layers.1.mlp.down_proj.weight_packed in {SHARD}: ",
-        "has 96 input channels, which is no multiple of 128; convert to nvfp4 or fp8",
+        "has 96 input channels, which is no multiple of 128; convert to nvfp4 (blocks of 16), or fp8, which takes any width",
     )
 
 
@@ -304,7 +304,13 @@ def changed(index: int, value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 @pytest.mark.parametrize(
     ("vector", "said"),
     [
-        (None, (f": holds no importance vector for {EXPERT}up_proj; add a tensor of 128 weights under that name",)),
+        (
+            None,
+            (
+                f": holds no importance vector for {EXPERT}up_proj; add a tensor of 128 weights under that name, or"
+                " with * for its numbers; the file has for example ",
+            ),
+        ),
         (channels()[:64], ("is F32 [64], but", "has 128 input channels; give one F32 weight for each input channel")),
         (channels().reshape(1, 128), ("is F32 [1, 128], but",)),
         (channels().astype(np.float64), ("is F64 [128], but",)),
@@ -341,6 +347,13 @@ def test_weights_in_another_format(refused: Refused, tmp_path: Path, content: by
     path.write_bytes(content)
     source = one_file(tmp_path / "src", experts())
     refused(source, f"{path}: ", options=("--to", "w4afp8", "--weights", path))
+    path.write_text('{"architectures": []}')
+    refused(
+        source,
+        f"{path}: header length ",
+        "; this is no safetensors file",
+        options=("--to", "w4afp8", "--weights", path),
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -399,7 +412,7 @@ def test_weights_changed_between_runs(refused: Refused, cli: Cli, tmp_path: Path
     before = {p: p.read_bytes() for p in out.glob("*.safetensors")}
     outcome = cli(*arguments)
     assert outcome.code == 3
-    assert f"{out}: belongs to a run with a different plan; convert into another folder" in outcome.err
+    assert f"{out}: belongs to a run with other options: --weights w.safetensors (sha256 " in outcome.err
     assert {p: p.read_bytes() for p in out.glob("*.safetensors")} == before
 
 

@@ -86,7 +86,7 @@ def test_who_may_finish_a_killed_run(
     before = stamps(out)
     code, _, err = start(k3, out, "--dialect", "compressed-tensors").wait()
     assert code == 3
-    assert "belongs to a run with a different plan" in err
+    assert "belongs to a run with other options: --dialect modelopt there, compressed-tensors here;" in err
     assert stamps(out) == before
     assert start(k3, out, jobs=1).wait()[0] == 0
     assert tree(out) == reference.tree
@@ -151,22 +151,24 @@ def test_damaged_notes(file: str, damage: bytes | None, tiny: Path, done: Path, 
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "told"),
     [
-        ("nvfp4", "--dialect", "compressed-tensors"),
-        ("nvfp4", "--activations", "nvfp4"),
-        ("nvfp4", "--max-shard-size", "1KB"),
-        ("nvfp4", "--inexact", "allow"),
-        ("bf16",),
+        (("nvfp4", "--dialect", "compressed-tensors"), "--dialect modelopt there, compressed-tensors here"),
+        (("nvfp4", "--activations", "nvfp4"), "--activations none there, nvfp4 here"),
+        (("nvfp4", "--max-shard-size", "1KB"), "--max-shard-size none there, 1000 bytes here"),
+        (("nvfp4", "--inexact", "allow"), "--inexact error there, allow here"),
+        (("bf16",), "--to nvfp4 there, bf16 here, --dialect modelopt there, bf16 here"),
     ],
 )
-def test_other_target(tiny: Path, done: Path, cli: Cli, stamps: Callable[[Path], Any], other: tuple[str, ...]) -> None:
+def test_other_target(
+    tiny: Path, done: Path, cli: Cli, stamps: Callable[[Path], Any], other: tuple[str, ...], told: str
+) -> None:
     before = stamps(done)
     outcome = cli("convert", tiny, done, "--to", *other)
     assert outcome.code == 3
     assert outcome.out == ""
     assert outcome.err == (
-        f"truecast convert: {done}: belongs to a run with a different plan;"
+        f"truecast convert: {done}: belongs to a run with other options: {told};"
         " convert into another folder, or remove this one and start again\n"
     )
     assert stamps(done) == before

@@ -86,7 +86,11 @@ def read_header(
         raise InputError(f"{file_bytes} bytes are too few for a safetensors file", where=file, fix="download it again")
     (length,) = struct.unpack("<Q", read(0, 8))
     if length > MAX_HEADER_BYTES:
-        raise InputError(f"header length {length} exceeds the format's limit of {MAX_HEADER_BYTES}", where=file)
+        raise InputError(
+            f"header length {length} exceeds the format's limit of {MAX_HEADER_BYTES}",
+            where=file,
+            fix="this is no safetensors file",
+        )
     if 8 + length > file_bytes:
         raise InputError(f"header length {length} lies beyond the file's {file_bytes} bytes", where=file)
     raw = read(8, 8 + length)

@@ -32,6 +32,7 @@ class Journal:
     """The open journal of one output folder. Use as a context: the lock goes with it.
 
     ``identity`` maps ``source``, ``plan``, ``version`` (and ``stamps`` of local shards) to what they are in this run.
+    ``options`` in it, name -> value, decide nothing: they tell in what two plans differ.
     Raises: InputError if ``out`` holds anything that truecast did not write; RefusedError if it belongs to a different
     source, plan or version, or another run is at work in it.
     """
@@ -75,9 +76,12 @@ class Journal:
             write_file(path, encode_json(identity))
             return
         before = _load(path)
-        different = sorted(k for k in identity.keys() | before.keys() if identity.get(k) != before.get(k))
+        keys = (identity.keys() | before.keys()) - {"options"}
+        different = sorted(k for k in keys if identity.get(k) != before.get(k))
         if different:
             problem = f"belongs to a run with a different {' and '.join(different)}"
+            if different == ["plan"] and (options := _changes(before.get("options"), identity.get("options"))):
+                problem = f"belongs to a run with other options: {options}"
             now, then = identity.get("stamps"), before.get("stamps")
             if different == ["stamps"] and isinstance(now, dict) and isinstance(then, dict):
                 shard = next(name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name))
@@ -122,6 +126,14 @@ class Journal:
         for leftover in self.out.rglob(f"*{PARTIAL_SUFFIX}"):
             if leftover.is_symlink() or not leftover.is_dir():
                 leftover.unlink(missing_ok=True)
+
+
+def _changes(then: Any, now: Any) -> str:
+    """In which options two runs differ; empty where that is not known."""
+    if not isinstance(then, dict) or not isinstance(now, dict):
+        return ""
+    names = [name for name in now if name in then and then[name] != now[name]]
+    return ", ".join(f"{name} {then[name]} there, {now[name]} here" for name in names)
 
 
 def write_record(out: Path, shard: str, record: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ CONFIG = "config.json"
 MAX_INDEX_BYTES = 1 << 30
 MAX_CONFIG_BYTES = 64 << 20
 MAX_NESTING = 100
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +100,8 @@ def open_checkpoint(location: str | os.PathLike[str], problem: Problem | None = 
     path = Path(text)
     try:
         if not path.exists():
-            raise InputError("no such file or folder", where=text)
+            hub = f"for the Hub: hf://{text}, or download it first" if _REPOSITORY.fullmatch(text) else ""
+            raise InputError("no such file or folder", where=text, fix=hub)
         names = sorted(e.name for e in os.scandir(path) if e.is_file() or e.is_symlink()) if path.is_dir() else []
     except OSError as error:
         raise InputError(f"cannot open: {error.strerror}", where=text) from None

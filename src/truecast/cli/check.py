@@ -7,6 +7,7 @@ import argparse
 from rich.console import Console
 
 from truecast.cli.output import add_jobs, print_result, progress
+from truecast.report.words import counted
 from truecast.verify.check import CheckReport, check
 
 NAME = "check"
@@ -35,4 +36,4 @@ def _render(console: Console, result: CheckReport) -> None:
         console.print(f"        why: {finding.why}", markup=False)
         console.print(f"        remedy: {finding.remedy}", markup=False)
     verdict = "PASS" if result.ok else "FAIL"
-    console.print(f"{verdict}  {result.errors:,} errors, {result.warnings:,} warnings")
+    console.print(f"{verdict}  {counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}")

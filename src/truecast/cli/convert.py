@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from truecast.checkpoint.journal import MANIFEST
+from truecast.checkpoint.source import SHARD_SUFFIX
 from truecast.cli.output import add_jobs, gigabytes, print_result, progress
 from truecast.cli.target import add_target, target_of
 from truecast.convert import convert
 from truecast.convert.device import CHOICES
-from truecast.report.card import int4_line, render_card
+from truecast.report.card import outcome_line, render_card
+from truecast.report.words import counted
 
 NAME = "convert"
 HELP = "Recast a checkpoint. Runs again after any interruption; the output is the same byte for byte."
@@ -37,17 +41,18 @@ def run(args: argparse.Namespace) -> int:
         )
 
     def render(console: Console) -> None:
-        blocks = manifest["blocks"]
-        size = sum(f["bytes"] for f in manifest["files"].values())
-        console.print(f"{args.out}: {manifest['target']['layout']}, {manifest['tensors']:,} tensors, {gigabytes(size)}")
-        if manifest["target"]["format"] == "nvfp4":
-            console.print(f"half blocks {blocks['half_blocks']:,}, renormalised {blocks['renormalised']:,},"
-                          f" inexact {blocks['inexact']:,}")  # fmt: skip
-        if "int4" in manifest:
-            console.print(int4_line(manifest["int4"]))
+        sizes = {name: f["bytes"] for name, f in manifest["files"].items()}
+        shards = [size for name, size in sizes.items() if name.endswith(SHARD_SUFFIX)]
+        folder = sum(sizes.values()) + (Path(args.out) / MANIFEST).stat().st_size
+        console.print(
+            f"{args.out}: {manifest['target']['layout']}, {counted(manifest['tensors'], 'tensor')},"
+            f" {counted(len(shards), 'shard')} of {gigabytes(sum(shards))}, folder {gigabytes(folder)}"
+        )
+        console.print(outcome_line(manifest))
         for note in manifest["notes"]:
             console.print(f"note: {note}")
-        console.print(f"\nProve it: {shlex.join(['truecast', 'verify', args.src, args.out])}")
+        weights = ["--weights", str(args.weights)] if args.weights else []
+        console.print(f"\nProve it: {shlex.join(['truecast', 'verify', args.src, args.out, *weights])}")
 
     print_result(args, _document(manifest), render)
     return 0

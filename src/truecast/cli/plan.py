@@ -19,11 +19,15 @@ from truecast.convert import Plan, Scan, plan, scan
 from truecast.convert.plan import summary
 from truecast.convert.scan import scan_bytes
 from truecast.errors import UsageError
+from truecast.layouts import format_of
+from truecast.report.words import counted
 from truecast.serve import GPUS, find_gpu
 
 NAME = "plan"
 HELP = "Show what a conversion would write, from headers alone; --scan reads the scales and says whether it is exact."
 WOULD_REFUSE = 3
+SHOWN = 10
+"""So many matrices that cannot be exact are named."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
         print_result(args, compared, lambda console: render_hardware(console, compared))
         return 0
     if args.to is None:
-        raise UsageError("which format?", fix="give --to FORMAT, or --hardware GPU to compare them all")
+        raise UsageError(
+            "plan needs --to FORMAT (nvfp4, w4afp8, fp8, mxfp4 or bf16)",
+            fix=f"or --hardware GPU ({', '.join(GPUS)}) to compare the formats",
+        )
     work = plan(open_checkpoint(args.src), target_of(args))
     document = dict(summary(work))
     found = None
@@ -88,29 +95,42 @@ def _render(console: Console, work: Plan, document: dict[str, Any], found: Scan 
     console.print(table("copied byte for byte", ("class", "dtype", ">tensors", ">bytes"), plain))
     groups = f", {document['twin_groups']:,} groups with a global scale of their own"
     console.print(f"\nfamily    {document['family']}{groups if work.layout.FORMAT == 'nvfp4' else ''}")
-    console.print(f"read      {gigabytes(document['source_bytes'])}, {document['source_tensors']:,} tensors")
+    read, write = (f"{counted(len(shards), 'shard')} of" for shards in (work.source.shards, work.shards))
+    tensors = (counted(document[f"{side}_tensors"], "tensor") for side in ("source", "out"))
+    console.print(f"read      {read} {gigabytes(document['source_bytes'])}, {next(tensors)}")
     console.print(
-        f"write     {gigabytes(document['out_bytes'])}, {document['out_tensors']:,} tensors in {document['shards']} shards,"
-        f" {document['verbatim_shards']} of them copied whole"
+        f"write     {write} {gigabytes(document['out_bytes'])}, {next(tensors)};"
+        f" {counted(document['verbatim_shards'], 'shard')} copied whole"
     )
     if work.dropped:
-        console.print(f"dropped   {len(work.dropped):,} tensors: {next(iter(work.dropped.values()))}")
+        console.print(f"dropped   {counted(len(work.dropped), 'tensor')}: {next(iter(work.dropped.values()))}")
     for note in work.notes:
         console.print(f"note      {note}")
-    if found is None:
-        lossy = document["quantized"]
-        console.print(
-            "exact?    no: INT4 groups are quantized anew" if lossy else "exact?    not known from headers; add --scan"
-        )
-    elif document["quantized"]:
-        console.print("exact?    no: INT4 groups are quantized anew; every scale of the source is a number")
-    elif found.inexact_matrices:
-        console.print(
-            f"exact?    NO: {found.inexact_half_blocks:,} half blocks in {len(found.inexact_matrices):,} matrices:"
-        )
-        for name, count in list(found.inexact_matrices.items())[:10]:
-            console.print(f"          {count:,} in {name}")
-    else:
-        console.print(f"exact?    yes, all {found.half_blocks:,} half blocks")
+    console.print(f"exact?    {_exactness(work, document, found)}")
+    for name, count in list(found.inexact_matrices.items() if found else ())[:SHOWN]:
+        console.print(f"          {count:,} in {name}")
+    if found and len(found.inexact_matrices) > SHOWN:
+        console.print(f"          and in {len(found.inexact_matrices) - SHOWN:,} more (--json lists them all)")
     if found and found.near_overflow:
-        console.print(f"warning   {len(found.near_overflow)} matrices hold values near float32's limit")
+        matrices = counted(len(found.near_overflow), "matrix")
+        console.print(f"warning   values near float32's limit in {matrices}")
+
+
+def _exactness(work: Plan, document: dict[str, Any], found: Scan | None) -> str:
+    """What is known of it: from headers alone, or from the scan."""
+    numbers = "; every scale of the source is a number" if found else ""
+    fp8 = f"{counted(len(work.fp8), 'BF16 module')} rounded to FP8" if work.fp8 else ""
+    if document["quantized"]:
+        return f"no: INT4 groups are quantized anew{fp8 and ', ' + fp8}{numbers}"
+    if fp8:
+        return f"no: {fp8}; INT4 codes and scales change their form only"
+    if found and found.inexact_matrices:
+        total = sum(found.inexact_matrices.values())
+        return f"NO: {total:,} {work.unit} in {counted(len(found.inexact_matrices), 'matrix')}:"
+    if all(format_of(m) == work.layout.FORMAT != "nvfp4" for m in work.cast):
+        wide = found is None and any(m.scale.tensor.dtype in ("F16", "F32") for m in work.cast)
+        return "yes: codes and scales change their form only" + (", if every scale is a BF16 number" if wide else "")
+    if found is None:
+        return "not known from headers; add --scan"
+    elements = sum(m.rows * m.cols for m in work.cast)
+    return f"yes, all {found.half_blocks if work.unit == 'half blocks' else elements:,} {work.unit}"

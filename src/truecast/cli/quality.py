@@ -29,7 +29,12 @@ def render_quality(console: Console, quality: Mapping[str, Any]) -> None:
         ">unbeaten",
         ">negative",
     ]
-    console.print(table("Loss against the source", columns, rows))
+    console.print("Loss against the source")
+    console.print(table("", columns, rows))
+    if quality["fp8"]["matrices"]:
+        console.print(
+            "FP8: nearest to the float32 quotient is required; the share is of codes nearest in exact arithmetic"
+        )
     if len(classes) > CLASSES_SHOWN:
         console.print(f"      and {len(classes) - CLASSES_SHOWN:,} more classes: see --json")
     layers = [(f["sqnr_db"], name) for name, f in quality["layers"].items() if f["sqnr_db"] is not None]
@@ -48,15 +53,15 @@ def _row(name: str, figures: Mapping[str, Any]) -> Sequence[object]:
         figures["matrices"],
         "-" if figures["sqnr_db"] is None else f"{figures['sqnr_db']:.2f}",
         f"{figures['relative_error']:.3%}",
-        figures["exact_groups"] if groups else "",
+        figures["exact_groups"] if groups else "-",
         _share(figures["nearest_share"]),
-        _share(figures["unbeaten_share"]),
-        figures["negative_scales"] if groups else "",
+        _share(figures["unbeaten_share"]) if groups else "-",
+        figures["negative_scales"] if groups else "-",
     )
 
 
 def _share(value: float | None) -> str:
-    """A share in percent; 100% only where it is all of them."""
+    """A share in percent; 100% only where it is all of them, nothing where it is not known."""
     if value is None:
         return ""
     return "100%" if value == 1 else f"{min(value, 0.99999):.3%}"

@@ -15,9 +15,13 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
 def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add ``--to`` and what goes with it."""
     parser.add_argument(
-        "--to", required=required, metavar="FORMAT", help="nvfp4, w4afp8, fp8, bf16, or mxfp4 (change of dialect only)"
+        "--to",
+        required=required,
+        type=str.lower,
+        metavar="FORMAT",
+        help="nvfp4, w4afp8, fp8, bf16, or mxfp4 (change of dialect only)",
     )
-    parser.add_argument("--dialect", metavar="NAME", help="nvfp4: modelopt (default), compressed-tensors;"
+    parser.add_argument("--dialect", type=str.lower, metavar="NAME", help="nvfp4: modelopt (default), compressed-tensors;"
                         " w4afp8: sglang (default), compressed-tensors; fp8: deepseek (128 x 128 blocks, default),"
                         " compressed-tensors (per output channel);"
                         " mxfp4: compressed-tensors, deepseek, gpt-oss")  # fmt: skip
@@ -49,7 +53,8 @@ def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
         "--inexact",
         choices=("error", "allow"),
         default="error",
-        help="what to do where a block cannot be exact: refuse (default), or take the nearest values and list them",
+        help="what to do where a block cannot be exact: refuse (default), or take the nearest values and list them"
+        " (bf16, fp8: count them)",
     )
     parser.add_argument(
         "--max-shard-size",

@@ -10,6 +10,7 @@ from rich.console import Console
 from truecast.cli.output import add_jobs, gigabytes, print_result, progress
 from truecast.cli.quality import render_quality
 from truecast.errors import UsageError
+from truecast.report.words import counted
 from truecast.verify import Report, verify, verify_against
 
 NAME = "verify"
@@ -73,19 +74,24 @@ def _render(console: Console, result: Report) -> None:
         console.print(f"note  {note}", markup=False)
     quality = result.quality
     if quality.matrices:
-        render_quality(console, quality.document())
+        render_quality(console, quality.document(unbeaten=not result.scales_unchecked))
     counts = result.counts
-    verdict = "PASS" if result.ok else f"FAIL  {result.failures.total:,} faults;"
+    verdict = "PASS " if result.ok else f"FAIL  {counted(result.failures.total, 'fault')};"
     if result.ok and quality.matrices:
         kinds = [f"{f.matrices:,} {kind}" for kind, f in (("INT4", quality.int4), ("FP8", quality.fp8)) if f.matrices]
+        approximate = "matrix approximates" if quality.matrices == 1 else "matrices approximate"
         held = "as the manifest declares" if result.declared else "of which nothing is declared"
-        verdict = f"PASS, WITH LOSS: {' and '.join(kinds)} matrices approximate the source, {held};"
+        if result.scales_unchecked:
+            held += ", but without the weights file the choice of INT4 scales is not checked"
+        verdict = f"PASS, WITH LOSS: {' and '.join(kinds)} {approximate} the source, {held};"
     elif result.ok and counts.inexact_half_blocks:
-        verdict = f"PASS, NOT EXACT: {counts.inexact_half_blocks:,} half blocks changed as the manifest declares;"
+        verdict = (
+            f"PASS, NOT EXACT: {counted(counts.inexact_half_blocks, 'half block')} changed as the manifest declares;"
+        )
     elif result.ok and counts.inexact_elements:
-        verdict = f"PASS, NOT EXACT: {counts.inexact_elements:,} elements rounded as the manifest declares;"
+        verdict = f"PASS, NOT EXACT: {counted(counts.inexact_elements, 'element')} rounded as the manifest declares;"
+    blocks = f"{counted(counts.half_blocks, 'half block')}, " if counts.half_blocks else ""
     console.print(
-        f"{verdict}  {counts.matrices:,} matrices, {counts.half_blocks:,} half blocks,"
-        f" {counts.elements:,} elements compared; {counts.copied_tensors:,} tensors byte for byte;"
-        f" {gigabytes(counts.bytes_read)} read"
+        f"{verdict} {counted(counts.matrices, 'matrix')}, {blocks}{counted(counts.elements, 'element')} compared;"
+        f" {counted(counts.copied_tensors, 'tensor')} byte for byte; {gigabytes(counts.bytes_read)} read"
     )

@@ -28,6 +28,7 @@ from truecast.convert.scan import Scan, scan, scan_bytes
 from truecast.convert.select import Target
 from truecast.convert.shard import ShardJob, write_shard
 from truecast.errors import InexactError, InputError, RefusedError
+from truecast.layouts import format_of
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def convert(
         "plan": work.digest(),
         "version": __version__,
         "stamps": stamps,
+        "options": work.options(),
     }
     with Journal(folder, identity) as journal:
         if (folder / MANIFEST).exists() and (finished := _complete(folder, identity)) is not None:
@@ -105,13 +107,13 @@ def refuse_inexact(work: Plan, found: Scan) -> None:
     if not found.inexact_matrices or work.target.allow_inexact:
         return
     name, count = next(iter(found.inexact_matrices.items()))
-    unit = "half blocks" if work.layout.FORMAT == "nvfp4" else "elements"
-    more = len(found.inexact_matrices) - 1
+    matrix, number = work.contents.matrices[name], len(found.inexact_matrices)
+    told = "listed" if work.layout.FORMAT == "nvfp4" and format_of(matrix) == "mxfp4" else "counted by matrix"
     raise InexactError(
-        f"{count} {unit} cannot be exact in {work.layout.NAME}"
-        + (f", nor can some in {more} more matrices" if more else ""),
-        where=work.contents.matrices[name].where,
-        fix="add --inexact allow to take the nearest values, which are then listed",
+        f"{count:,} {work.unit} cannot be exact in {work.layout.NAME}"
+        + (f", in {number:,} matrices together {sum(found.inexact_matrices.values()):,}" if number > 1 else ""),
+        where=matrix.where,
+        fix=f"add --inexact allow to take the nearest values, which are then {told}",
     )
 
 

@@ -83,7 +83,8 @@ def _find(tensors: Mapping[str, TensorInfo], matrix: Matrix, path: Path) -> Tens
         raise InputError(
             f"holds no importance vector for {matrix.name}",
             where=str(path),
-            fix=f"add a tensor of {matrix.cols} weights under that name, or with * for its numbers",
+            fix=f"add a tensor of {matrix.cols} weights under that name, or with * for its numbers; the file "
+            + (f"has for example {next(iter(tensors))}" if tensors else "has no tensor at all"),
         )
     info = tensors[name]
     if info.shape != (matrix.cols,) or info.dtype not in _DTYPES:

@@ -32,7 +32,7 @@ def check_groups(family: Family, contents: Contents, cast: Sequence[Matrix]) -> 
             raise InputError(
                 f"{matrix.name} has {matrix.cols} input channels, which is no multiple of {group}",
                 where=matrix.where,
-                fix="convert to nvfp4 or fp8, which have smaller blocks",
+                fix="convert to nvfp4 (blocks of 16), or fp8, which takes any width",
             )
     names = {m.name for m in contents.matrices.values() if format_of(m) != "fp8"}
     absent: dict[str, Matrix] = {}

@@ -14,9 +14,12 @@ from typing import Any
 from truecast import __version__
 from truecast.convert.plan import Plan, summary
 from truecast.convert.scan import Scan
+from truecast.convert.source_card import read_source_card
 from truecast.errors import RefusedError
 
 SCHEMA = "truecast.manifest/1"
+_ACTIVATIONS = {"w4afp8": "fp8", "fp8": "fp8"}
+"""Formats whose engines always quantize activations, and to what."""
 
 
 def build_manifest(
@@ -37,12 +40,14 @@ def build_manifest(
             "tensors": facts["source_tensors"],
             "bytes": facts["source_bytes"],
             "name": plan.source.config.get("_name_or_path") or plan.source.config.get("model_type"),
+            "card": read_source_card(plan.source),
         },
         "target": {
             "layout": plan.layout.NAME,
             "format": plan.layout.FORMAT,
             "dialect": plan.layout.DIALECT,
-            "activations": "nvfp4" if plan.activations else "none",
+            "activations": _ACTIVATIONS.get(plan.layout.FORMAT, "nvfp4" if plan.activations else "none"),
+            "activation_scales": _activation_scales(plan),
             "inexact": "allow" if plan.target.allow_inexact else "error",
         },
         "plan": digest,
@@ -66,6 +71,15 @@ def build_manifest(
         "notes": plan.notes,
         "files": {name: files[name] for name in sorted(files)},
     }
+
+
+def _activation_scales(plan: Plan) -> str | None:
+    """Where the activation scales that were written come from: ``source``, ``1.0``, or ``mixed``; None without any."""
+    written = (
+        m for s in plan.shards for t in s.tensors if t.role == "input_scale" for piece in t.pieces for m in piece
+    )
+    origins = {"1.0" if m.input_scale is None else "source" for m in written}
+    return "mixed" if len(origins) > 1 else next(iter(origins), None)
 
 
 def _lossy(plan: Plan, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -66,6 +66,29 @@ class Plan:
             layout.FORMAT, layout.DIALECT, layout.STACKED, self.target.method, importance=self.importance, device=device
         )
 
+    @property
+    def unit(self) -> str:
+        """What a scan counts where exactness is lost."""
+        return "half blocks" if self.layout.FORMAT == "nvfp4" else "elements"
+
+    def options(self) -> dict[str, str]:
+        """The target's options as a user would write them, defaults resolved: to say in what two runs differ."""
+        target, importance = self.target, self.importance
+        named = {
+            "--to": self.layout.FORMAT,
+            "--dialect": self.layout.DIALECT,
+            "--activations": "nvfp4" if self.activations else "none",
+            "--inexact": "allow" if target.allow_inexact else "error",
+            "--max-shard-size": f"{target.max_shard_bytes} bytes" if target.max_shard_bytes else "none",
+        }
+        if self.layout.FORMAT == "w4afp8":
+            named |= {
+                "--method": target.method,
+                "--weights": f"{importance.path.name} (sha256 {importance.sha256[:12]})" if importance else "none",
+                "--attention": "fp8" if self.fp8 else "bf16",
+            }
+        return named
+
     def digest(self) -> str:
         """sha256 over the target's options and every output header: what the journal compares."""
         options = [self.layout.NAME, self.activations, self.target.allow_inexact]  # defaults resolved: however spelt

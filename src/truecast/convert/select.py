@@ -81,14 +81,20 @@ def select(source: Checkpoint, target: Target, contents: Contents | None = None)
     """
     contents = contents or recognise(source.tensors)
     if not contents.matrices:
-        raise InputError("holds no quantized matrix: nothing to cast", where=source.location)
+        raise InputError(
+            "holds no quantized matrix: nothing to cast",
+            where=source.location,
+            fix="give a checkpoint in MXFP4, NVFP4, W4AFP8 or FP8: one in BF16 is not quantized",
+        )
     family = find_family(source.config, source.tensors)
     layout = target_layout(contents, target)
     kept, cast = _split_kept(contents, family, layout)
     if not cast and all(m.layout != layout.NAME for m in kept):
         raise _unsuited(kept[0], layout)
     if not cast:
-        raise InputError(f"is {layout.NAME} already: nothing to do", where=source.location)
+        raise InputError(
+            f"is {layout.NAME} already: nothing to do", where=source.location, fix="choose another --to or --dialect"
+        )
     activations = target.activations
     if activations is None:
         wanted = (layout.FORMAT, layout.DIALECT) in family.wants_input_scales

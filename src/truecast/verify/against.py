@@ -221,7 +221,8 @@ def _check_matrix(entry: dict[str, Any], stored: Stored | None, read: Read, repo
     matrix = _load(stored, read)
     report.counts.matrices += 1
     report.counts.elements += stored.rows * stored.cols
-    report.counts.half_blocks += stored.rows * stored.cols // 16
+    if stored.format in ("mxfp4", "nvfp4"):
+        report.counts.half_blocks += stored.rows * stored.cols // 16
     found = stored_sha256(matrix)
     sides = [side for side in sides if entry[side]["sha256"] == found]
     if not sides:

@@ -38,6 +38,18 @@ def check_importance(rules: Rules, importance: Importance | None) -> None:
         )
 
 
+def unchecked_scales(rules: Rules, pairing: Pairing, importance: Importance | None) -> str:
+    """Why the choice of INT4 scales could not be judged; empty where it was, or needs no judging."""
+    claim = rules.int4
+    cast = sum(is_int4_cast(pair) for pair in pairing.pairs)
+    if not cast or claim is None or claim.method != "exact" or claim.weights is None or importance is not None:
+        return ""
+    return (
+        f"the INT4 scales were chosen by weights: without that file it is not checked for {cast} matrices that"
+        " no neighbouring scale has a smaller weighted error"
+    )
+
+
 def note_lossy(rules: Rules, pairing: Pairing, importance: Importance | None) -> list[str]:
     """What was reported, but not held against anything."""
     cast = [p.out.name for p in pairing.pairs if is_int4_cast(p)]
@@ -48,11 +60,8 @@ def note_lossy(rules: Rules, pairing: Pairing, importance: Importance | None) ->
     elif cast and claim is not None:
         if claim.method not in METHODS:
             notes.append(f"the INT4 method {claim.method!r} is not known here: legality and figures are checked only")
-        elif claim.method == "exact" and claim.weights is not None and importance is None:
-            notes.append(
-                f"the INT4 scales were chosen by weights: without that file it is not checked for {len(cast)} matrices that"
-                " no neighbouring scale has a smaller weighted error"
-            )
+        elif why := unchecked_scales(rules, pairing, importance):
+            notes.append(why)
     if importance is not None and (claim is None or claim.weights is None):
         notes.append(f"{importance.path} is not used: nothing says that INT4 scales were chosen by weights")
     if pairing.recasts and rules.fp8 is None:

@@ -26,7 +26,8 @@ class MatrixResult:
 
     def __post_init__(self) -> None:
         elements = self.out.rows * self.out.cols
-        self.counts = Counts(matrices=1, half_blocks=elements // 16, elements=elements)
+        blocks = elements // 16 if self.out.format in ("mxfp4", "nvfp4") else 0
+        self.counts = Counts(matrices=1, half_blocks=blocks, elements=elements)
 
     def fail(self, kind: str, role: str, message: str, row: int | None = None, column: int | None = None) -> None:
         """Note a failure in the stored part ``role``."""

@@ -57,13 +57,15 @@ class Figures:
         """Root of the ratio of the squared error to the squared sum; 0 where there is no error."""
         return math.sqrt(self.squared_error / self.squared_sum) if self.squared_sum > 0 else 0.0
 
-    def document(self) -> dict[str, Any]:
-        """JSON-ready form, with the ratios."""
+    def document(self, unbeaten: bool = True) -> dict[str, Any]:
+        """JSON-ready form, with the ratios. Without ``unbeaten`` that count and its share are null."""
         document: dict[str, Any] = {name: getattr(self, name) for name in _SUMMED}
         document["sqnr_db"] = self.sqnr
         document["relative_error"] = self.relative_error
         document["nearest_share"] = self.nearest / self.elements if self.elements else None
-        document["unbeaten_share"] = self.unbeaten / self.groups if self.groups else None
+        document["unbeaten_share"] = self.unbeaten / self.groups if self.groups and unbeaten else None
+        if not unbeaten:
+            document["unbeaten"] = None
         return document
 
 
@@ -111,13 +113,14 @@ class Quality:
     def _keep_worst(self, more: Iterable[tuple[float, str, float]]) -> None:
         self.worst = sorted([*self.worst, *more])[:WORST]
 
-    def document(self) -> dict[str, Any]:
-        """JSON-ready form."""
+    def document(self, unbeaten: bool = True) -> dict[str, Any]:
+        """JSON-ready form; see :meth:`Figures.document`."""
+        layers = sorted(self.layers, key=_in_order)
         return {
-            "int4": self.int4.document(),
-            "fp8": self.fp8.document(),
-            "classes": {name: self.classes[name].document() for name in sorted(self.classes)},
-            "layers": {name: self.layers[name].document() for name in sorted(self.layers, key=_in_order)},
+            "int4": self.int4.document(unbeaten),
+            "fp8": self.fp8.document(unbeaten),
+            "classes": {name: self.classes[name].document(unbeaten) for name in sorted(self.classes)},
+            "layers": {name: self.layers[name].document(unbeaten) for name in layers},
             "worst": [{"matrix": name, "sqnr_db": db, "relative_error": error} for db, name, error in self.worst],
             "histogram": {str(db): number for db, number in enumerate(self.histogram) if number},
         }

@@ -68,7 +68,7 @@ class Inexact:
 
 @dataclass(slots=True)
 class Counts:
-    """How much was compared. A half block is 16 elements that share an NVFP4 scale."""
+    """How much was compared. A half block is 16 elements that share an NVFP4 scale; MXFP4 and NVFP4 have them."""
 
     source_tensors: int = 0
     out_tensors: int = 0
@@ -100,6 +100,8 @@ class Report:
     failures: Failures = field(default_factory=Failures)
     inexact: list[Inexact] = field(default_factory=list)
     quality: Quality = field(default_factory=Quality)
+    scales_unchecked: str = ""
+    """Why nobody can say here whether INT4 scales are the best; then ``unbeaten`` means nothing, and is not given."""
     manifest_checked: bool = False
     declared: bool = False
     """Is there a manifest, and does it speak of this source?"""
@@ -118,7 +120,7 @@ class Report:
             "failures_total": self.failures.total,
             "failures": [asdict(f) for f in self.failures.kept],
             "inexact": [asdict(b) for b in self.inexact],
-            "quality": self.quality.document() if self.quality.matrices else None,
+            "quality": self.quality.document(unbeaten=not self.scales_unchecked) if self.quality.matrices else None,
             "manifest_checked": self.manifest_checked,
             "declared": self.declared,
             "notes": self.notes,

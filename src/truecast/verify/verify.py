@@ -17,7 +17,7 @@ from truecast.layouts.recognise import Contents, recognise
 from truecast.verify import compare_fp8, compare_int4
 from truecast.verify.certificate import CERTIFICATE, Entries, is_certificate, write_certificate
 from truecast.verify.importance import Importance, open_importance
-from truecast.verify.lossy import check_importance, check_lossy_claims, is_int4_cast, note_lossy
+from truecast.verify.lossy import check_importance, check_lossy_claims, is_int4_cast, note_lossy, unchecked_scales
 from truecast.verify.manifest import Manifest, read_manifest
 from truecast.verify.pairing import Copy, Pair, Pairing, Recast, Unit, pair_up
 from truecast.verify.report import Failures, Report
@@ -90,6 +90,7 @@ def verify(
             _check_claims(manifest, pairing, report)
             check_lossy_claims(manifest, pairing, failures)
     report.notes += note_lossy(rules, pairing, importance)
+    report.scales_unchecked = unchecked_scales(rules, pairing, importance)
     if certificate is not None and report.ok:
         entries: Entries = [entry for r in results for entry in r.entries]
         write_certificate(certificate, source.fingerprint(), report.counts, entries)
