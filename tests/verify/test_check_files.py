@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from checkmaking import Made, edit_index, moe
 
+from examples.shaped import kimi_k3
 from truecast.checkpoint.header import encode_header
+from truecast.convert import Target, convert
 from truecast.errors import InputError
 from truecast.verify.check import check
 
@@ -48,6 +50,15 @@ def test_truncated_shard(made, keep):
     path.write_bytes(path.read_bytes()[:keep])
     (finding,) = found(check(made.folder), "shard-truncated")
     assert finding.place.file == SECOND
+
+
+def test_patterns_for_a_shard_that_cannot_be_read_are_not_called_dead(tmp_path):
+    kimi_k3.make(tmp_path / "src")
+    convert(tmp_path / "src", tmp_path / "out", Target("nvfp4"))
+    for path in sorted((tmp_path / "out").glob("*.safetensors"))[:-1]:
+        path.write_bytes(path.read_bytes()[:5000])
+    report = check(tmp_path / "out")
+    assert "shard-truncated" in report.totals and "exclude-matches-nothing" not in report.totals
 
 
 def test_invalid_header(made):

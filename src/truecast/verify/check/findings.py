@@ -98,6 +98,10 @@ class Collector:
             ours.total += theirs.total
             ours.shown += theirs.shown[: max(0, RULES[key[0]].shown - len(ours.shown))]
 
+    def drop(self, rule_id: str) -> None:
+        """Forget the findings of a rule that could not be judged after all."""
+        self.kinds = {key: kind for key, kind in self.kinds.items() if key[0] != rule_id}
+
     def restore(self, key: tuple[str, str, str], shown: list[Finding], total: int) -> None:
         """Put back what ``kinds`` of another collector held under a key."""
         self.kinds[key] = _Kind(shown, total)

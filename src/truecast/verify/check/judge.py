@@ -80,7 +80,10 @@ def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress
     """
     found = Collector()
 
+    unread: list[InputError] = []
+
     def header_fault(error: InputError) -> None:
+        unread.append(error)
         header_finding(found, os.fspath(location), error)
 
     def part_fault(error: InputError) -> None:
@@ -109,6 +112,8 @@ def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress
     check_static_scales(found, contents.matrices)
     if blocks.chosen is not None:
         check_exclude(found, family, blocks.chosen, blocks.file, contents)
+    if unread:  # then a pattern that seems to match nothing may match what could not be read
+        found.drop("exclude-matches-nothing")
     return CheckReport(
         location=checkpoint.location,
         findings=found.findings(),
