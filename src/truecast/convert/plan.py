@@ -6,16 +6,14 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 
-from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.source import Checkpoint
-from truecast.convert.importance import Importance
 from truecast.convert.int4_plan import quantized_anew
 from truecast.convert.parts import Cast
 from truecast.convert.place import ShardPlan, place
-from truecast.convert.select import Target, select
+from truecast.convert.select import Selection, Target, select
 from truecast.families import Family
 from truecast.families.base import twin_key
 from truecast.layouts import Layout, format_of
@@ -23,32 +21,16 @@ from truecast.layouts.base import Matrix, OutTensor, class_of
 from truecast.layouts.recognise import Contents
 
 
-@dataclass(slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True)
+class Plan(Selection):
     """Everything that a conversion will do. Pure: the same source headers and target give the same plan."""
 
-    source: Checkpoint
-    contents: Contents
-    family: Family
-    target: Target
-    layout: Layout
-    activations: bool
     shards: list[ShardPlan]
     twin_groups: list[list[Matrix]]
     """Cast matrices that must share one global scale; every cast matrix is in exactly one group."""
-    kept: list[Matrix]
-    """Quantized matrices that stay as they are."""
-    fp8: list[TensorInfo]
-    """Plain BF16 weights that become FP8."""
     dropped: dict[str, str]
     """Source tensor -> why it is not carried over."""
-    importance: Importance | None = None
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def cast(self) -> list[Matrix]:
-        """Every matrix whose bytes change."""
-        return [m for group in self.twin_groups for m in group]
+    notes: list[str]
 
     @property
     def out_bytes(self) -> int:
@@ -116,18 +98,10 @@ def plan(source: Checkpoint, target: Target, contents: Contents | None = None) -
         if fp8_kept:
             notes.append(f"{fp8_kept:,} FP8 modules stay as they are, and this dialect's config has no words for them")
     return Plan(
-        source=source,
-        contents=chosen.contents,
-        family=family,
-        target=target,
-        layout=layout,
-        activations=chosen.activations,
+        **{field.name: getattr(chosen, field.name) for field in fields(chosen)},
         shards=shards,
         twin_groups=_twin_groups(family, chosen.cast, emitted),
-        kept=chosen.kept,
-        fp8=chosen.fp8,
         dropped=_dropped(chosen.cast, emitted, layout),
-        importance=chosen.importance,
         notes=notes,
     )
 

@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What becomes of every matrix, before any output byte has its place; see :class:`Plan` for the fields."""
+    """What becomes of every matrix, before any output byte has its place."""
 
     source: Checkpoint
     contents: Contents
@@ -58,8 +58,11 @@ class Selection:
     layout: Layout
     activations: bool
     kept: list[Matrix]
+    """Quantized matrices that stay as they are."""
     cast: list[Matrix]
+    """Every matrix whose bytes change."""
     fp8: list[TensorInfo]
+    """Plain BF16 weights that become FP8."""
     importance: Importance | None
 
     def written(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
