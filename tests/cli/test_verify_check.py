@@ -155,3 +155,13 @@ def test_check_finds(done: Path, cli: Cli) -> None:
     for part in (SHARD, "why: ", "remedy: ", "\nFAIL  "):
         assert part in outcome.out
     assert cli("check", done, "--json").code == 1
+
+
+def test_the_two_sides_swapped(tiny: Path, tmp_path: Path, cli: Cli) -> None:
+    out = tmp_path / "out"
+    assert cli("convert", tiny, out, "--to", "nvfp4").code == 0
+    outcome = cli("verify", out, tiny)
+    note = f"note  {out} says that it was made from {tiny}: are the two swapped?"
+    assert outcome.code == 0, "both hold the same values"
+    assert note in outcome.out.splitlines()[:-1], "before the verdict"
+    assert "swapped" not in cli("verify", tiny, out).out

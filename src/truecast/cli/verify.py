@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _render(console: Console, result: Report) -> None:
+    for note in result.notes:  # first: they often say why there are faults
+        console.print(f"note  {note}", markup=False)
     for failure in result.failures.kept[:SHOWN]:
         place = [failure.tensor, f"in {failure.file}" if failure.tensor and failure.file else failure.file]
         if failure.row is not None:
@@ -70,8 +72,6 @@ def _render(console: Console, result: Report) -> None:
         console.print(f"FAIL  {' '.join(p for p in place if p)}: {failure.message}", markup=False)
     if result.failures.total > SHOWN:
         console.print(f"      and {result.failures.total - SHOWN:,} more")
-    for note in result.notes:
-        console.print(f"note  {note}", markup=False)
     quality = result.quality
     if quality.matrices:
         render_quality(console, quality.document(unbeaten=not result.scales_unchecked))

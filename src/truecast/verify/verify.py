@@ -60,6 +60,8 @@ def verify(
     target = open_suspect(out, failures)
     unreadable = failures.total > 0
     manifest = _manifest(source, target, report)
+    if manifest is None and _made_from(source, target):
+        report.notes.append(f"{os.fspath(src)} says that it was made from {os.fspath(out)}: are the two swapped?")
     _check_unlisted(target, manifest, certificate)
     ours = report.declared = manifest is not None and manifest.fingerprint == source.fingerprint()
     rules = manifest.rules if manifest and ours else Rules()
@@ -149,6 +151,18 @@ def _manifest(source: Checkpoint, target: Checkpoint, report: Report) -> Manifes
             " values against this source, as if it declared nothing"
         )
     return manifest
+
+
+def _made_from(source: Checkpoint, target: Checkpoint) -> bool:
+    """Does the source have a manifest that speaks of the target as its own source?"""
+    file = open_optional(source, MANIFEST)
+    if file is None:
+        return False
+    try:
+        manifest = read_manifest(file, Failures())
+    finally:
+        file.close()
+    return manifest is not None and manifest.fingerprint == target.fingerprint()
 
 
 def _note_fault(error: InputError, failures: Failures) -> None:
