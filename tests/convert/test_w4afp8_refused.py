@@ -12,15 +12,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from examples.shaped import kimi_k3
 from tests.convert.decoding import load, mxfp4, mxfp4_sources, nibbles
-from tests.convert.w4afp8_sources import EXPERT, LEAVES, bf16, experts, llama, one_file, packed, plain, replaced
+from tests.convert.w4afp8_sources import EXPERT, LEAVES, Tensor, bf16, experts, llama, one_file, packed, plain, replaced
 from truecast.casts import int4
 from truecast.checkpoint.header import encode_header
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert import Target, convert, into_fp8
 from truecast.convert.execute import plan
 from truecast.convert.importance import open_importance
-from truecast.errors import RefusedError
+from truecast.errors import RefusedError, UsageError
 
 Cli = Callable[..., Any]
 SHARD = "model.safetensors"
@@ -313,8 +314,8 @@ def changed(index: int, value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
         ),
         (channels()[:64], ("is F32 [64], but", "has 128 input channels; give one F32 weight for each input channel")),
         (channels().reshape(1, 128), ("is F32 [1, 128], but",)),
-        (channels().astype(np.float64), ("is F64 [128], but",)),
-        (channels().astype(np.int32), ("is I32 [128], but",)),
+        (channels().astype(np.float64), ("is F64; store one of F32, F16, BF16",)),
+        (channels().astype(np.int32), ("is I32; store one of F32, F16, BF16",)),
         (changed(17, -0.5), ("the weight of input channel 17 is -0.5", "must be finite and >= 0; calibrate again")),
         (changed(127, np.nan), ("the weight of input channel 127 is nan",)),
         (changed(0, np.inf), ("the weight of input channel 0 is inf",)),
@@ -449,3 +450,39 @@ def test_zero_groups(tmp_path: Path) -> None:
     assert stored[2] * (int(codes[2, 10]) ^ 8) - stored[2] * 8 == value
     figures = manifest["int4"]["matrices"]["model.layers.0.mlp.down_proj"]
     assert (figures["groups"], figures["exact_groups"], figures["zero_groups"]) == (4, 4, 3)
+
+
+def test_fp8_attention_that_cannot_be(tmp_path: Path) -> None:
+    """Rows of 96 are no whole blocks: asking for FP8 is not silently ignored."""
+    kimi_k3.make(
+        tmp_path / "src",
+        shape=kimi_k3.K3Shape(layers=2, hidden=128, latent=128, expert_width=128, heads=2, head_dim=48),
+    )
+    with pytest.raises(UsageError, match="--attention fp8: no BF16 weight of attention here can become FP8"):
+        convert(tmp_path / "src", tmp_path / "out", Target("w4afp8", attention="fp8"))
+    assert not convert(tmp_path / "src", tmp_path / "out", Target("w4afp8"))["fp8"]["matrices"]
+
+
+@pytest.mark.parametrize(("scale", "format", "dialect"), [
+    ("weight_scale_inv", "fp8", "compressed-tensors"), ("weight_scale", "fp8", "deepseek"),
+    ("weight_scale", "w4afp8", "sglang"), ("weight_scale", "w4afp8", "compressed-tensors"),
+])  # fmt: skip
+def test_fp8_modules_of_a_kind_that_the_config_cannot_describe(
+    tmp_path: Path, scale: str, format: str, dialect: str
+) -> None:
+    name = "model.layers.0.self_attn.q_proj."
+    shape = (1, 1) if scale == "weight_scale_inv" else (128, 1)
+    tensors: list[Tensor] = [
+        (name + "weight", "F8_E4M3", (128, 128), bytes(128 * 128)),
+        (name + scale, "F32", shape, np.ones(shape, "<f4").tobytes()),
+    ]
+    for leaf in ("w1", "w2", "w3"):
+        module = f"model.layers.0.mlp.experts.0.{leaf}."
+        tensors.append((module + "weight_packed", "U8", (128, 64), bytes(128 * 64)))
+        tensors.append((module + "weight_scale", "U8", (128, 4), bytes([127]) * 512))
+    source = one_file(tmp_path / "src", tensors)
+    with pytest.raises(
+        UsageError, match=r"1 FP8 modules, such as .*q_proj, have no place in the config of this dialect"
+    ):
+        convert(source, tmp_path / "out", Target(format, dialect))
+    assert not (tmp_path / "out").exists()

@@ -3,7 +3,7 @@
 MXFP4 knows only magnitudes ``2^i`` and ``1.5 * 2^i``. Seen from a scale ``s`` in the binade ``[2^e, 2^(e+1))``,
 a magnitude ``v`` is therefore dead (``v <= 2^e / 2``: its code is 0), saturated (``v >= 16 * 2^e``) or one of nine in
 between. A code changes from ``c`` to ``c + 1`` where ``s`` falls through ``v / (c + 1/2)``; this happens at the same
-thirteen mantissas in every binade, whatever the data. So the search over all BF16 scales is a walk over fourteen
+twelve mantissas in every binade, whatever the data. So the search over all BF16 scales is a walk over thirteen
 intervals a binade, in each of which every code is fixed and the error is a parabola in ``s``.
 
 Units: a scale is ``m * 2^(e-7)`` with the BF16 mantissa ``m`` in 128..255; a live magnitude is ``V * 2^(e-2)``.

@@ -87,7 +87,9 @@ def _find(tensors: Mapping[str, TensorInfo], matrix: Matrix, path: Path) -> Tens
             + (f"has for example {next(iter(tensors))}" if tensors else "has no tensor at all"),
         )
     info = tensors[name]
-    if info.shape != (matrix.cols,) or info.dtype not in _DTYPES:
+    if info.dtype not in _DTYPES:
+        raise InputError(f"is {info.dtype}", where=f"{name} in {path}", fix=f"store one of {', '.join(_DTYPES)}")
+    if info.shape != (matrix.cols,):
         raise InputError(
             f"is {info.dtype} {list(info.shape)}, but {matrix.name} has {matrix.cols} input channels",
             where=f"{name} in {path}",

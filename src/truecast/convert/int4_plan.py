@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from truecast.checkpoint.header import TensorInfo
-from truecast.errors import InputError
+from truecast.errors import InputError, UsageError
 from truecast.families import GENERIC
 from truecast.families.base import Family, becomes_fp8
 from truecast.layouts import Layout, format_of
@@ -57,6 +57,8 @@ def becoming_fp8(family: Family, contents: Contents, layout: Layout, attention: 
     """Plain BF16 weights that become FP8 blocks: what the family's engine code can take, whole blocks only.
 
     Engines fuse some of these modules and split the result by rows and columns, so a fused set becomes FP8 together.
+
+    Raises: UsageError where FP8 is asked for and none can become it.
     """
     if layout.DIALECT != "sglang" or attention == "bf16":
         return []
@@ -74,4 +76,10 @@ def becoming_fp8(family: Family, contents: Contents, layout: Layout, attention: 
         for members in family.fused.values():
             if leaf in members:
                 ragged |= {f"{parent}.{member}" for member in members if f"{parent}.{member}" in found}
-    return [tensor for module, tensor in found.items() if module not in ragged]
+    chosen = [tensor for module, tensor in found.items() if module not in ragged]
+    if attention == "fp8" and not chosen:
+        raise UsageError(
+            "--attention fp8: no BF16 weight of attention here can become FP8",
+            fix="leave it out: q, k, v, g and o_proj become FP8 where they are whole blocks of 128 x 128",
+        )
+    return chosen

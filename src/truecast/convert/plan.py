@@ -93,7 +93,7 @@ def plan(source: Checkpoint, target: Target, contents: Contents | None = None) -
     if layout.FORMAT == "mxfp4" and family.dialect not in (None, layout.DIALECT):
         note = f"no engine is known to read {family.name} in this dialect; its own is {family.dialect}"
     notes = [note] if note else []
-    if layout.DIALECT == "compressed-tensors" and layout.FORMAT not in ("fp8", "w4afp8"):
+    if layout.FORMAT in ("nvfp4", "mxfp4"):
         fp8_kept = sum(format_of(m) == "fp8" for m in chosen.kept)
         if fp8_kept:
             notes.append(f"{fp8_kept:,} FP8 modules stay as they are, and this dialect's config has no words for them")

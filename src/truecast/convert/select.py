@@ -105,8 +105,9 @@ def select(source: Checkpoint, target: Target, contents: Contents | None = None)
     if activations and layout.FORMAT != "nvfp4":
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
     fp8, importance = [], None
-    if layout.FORMAT == "w4afp8":
+    if layout.FORMAT in ("w4afp8", "fp8"):
         _check_fp8_has_words(layout, kept)
+    if layout.FORMAT == "w4afp8":
         check_groups(family, contents, cast)
         fp8 = becoming_fp8(family, contents, layout, target.attention)
         anew = quantized_anew(cast)
@@ -159,12 +160,16 @@ def _unsuited(matrix: Matrix, layout: Layout) -> UsageError:
 
 
 def _check_fp8_has_words(layout: Layout, kept: Sequence[Matrix]) -> None:
-    """The compressed-tensors config of W4AFP8 describes INT4 modules only."""
-    blocks = [m for m in kept if format_of(m) == "fp8"]
-    if blocks and layout.DIALECT == "compressed-tensors":
+    """The config of W4AFP8 and FP8 describes one kind of FP8 modules at most."""
+    described = fp8_deepseek.NAME if layout.DIALECT == "sglang" else layout.NAME
+    others = [m for m in kept if format_of(m) == "fp8" and m.layout != described]
+    if others:
+        fix = "convert from the original checkpoint"
+        if layout.FORMAT == "w4afp8" and others[0].layout == fp8_deepseek.NAME:
+            fix += ", or from a W4AFP8 made with --attention bf16"
         raise UsageError(
-            f"{len(blocks):,} FP8 modules, such as {blocks[0].name}, have no place in the config of this dialect",
-            fix="convert from the original checkpoint, or from a W4AFP8 made with --attention bf16",
+            f"{len(others):,} FP8 modules, such as {others[0].name}, have no place in the config of this dialect",
+            fix=fix,
         )
 
 
