@@ -66,6 +66,12 @@ def test_another_dialect_claims_nothing_of_the_original(source: Path, tmp_path: 
     assert "which is itself an FP8 checkpoint" in text and "equals" not in text
 
 
+def test_block_scales_are_called_powers_of_two_where_they_come_from_mxfp4(source: Path, tmp_path: Path) -> None:
+    assert "powers of two" in card(source, tmp_path / "nvfp4", Target("nvfp4"))
+    text = card(tmp_path / "nvfp4", tmp_path / "there", Target("nvfp4", "compressed-tensors"))
+    assert "every weight equals the source's weight exactly" in text and "powers of two" not in text
+
+
 @pytest.mark.parametrize("to", ["bf16", "fp8"])
 def test_rounded_elements_are_counted_not_listed(
     source: Path, tmp_path: Path, write_checkpoint: Callable[..., Path], to: str

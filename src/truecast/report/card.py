@@ -259,7 +259,7 @@ def _claim(manifest: Mapping[str, Any]) -> str:
         if lossy in came:
             return f"Recast by truecast without a change of value from its source, which is itself {says}."
     text = "Recast by truecast without a change of value: every weight equals the source's weight exactly."
-    if target["format"] == "nvfp4":
+    if target["format"] == "nvfp4" and "nvfp4" not in came:
         text += (
             " Block scales are powers of two taken over from the source, so nothing of NVFP4's finer scales is used:"
             " precision is the source's, neither better nor worse."
