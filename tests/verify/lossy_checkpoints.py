@@ -11,10 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from verify_checkpoints import Tensors, load_shard, write_checkpoint
+from verify_checkpoints import Tensors, load_shard, rewrite_shards, write_checkpoint
 
-from truecast.checkpoint.header import encode_header, read_header
-from truecast.checkpoint.index import encode_index
 from truecast.checkpoint.source import open_checkpoint
 
 U8 = NDArray[np.uint8]
@@ -257,15 +255,7 @@ def manifest_of(out: Path) -> dict[str, Any]:
 def change(out: Path, edit: Callable[[Tensors], None], claims: Callable[[dict[str, Any]], None] | None = None) -> None:
     """Change tensors and claims, and write header, index and manifest to match: nothing but the values can tell."""
     body = manifest_of(out)
-    infos = {}
-    for path in sorted(out.glob("*.safetensors")):
-        tensors = load_shard(path)
-        edit(tensors)
-        header = encode_header(((n, d, s) for n, (d, s, _) in tensors.items()), {"format": "pt"})
-        data = header + b"".join(b for _, _, b in tensors.values())
-        path.write_bytes(data)
-        infos |= read_header(lambda a, b, data=data: data[a:b], path.name, len(data))[0]
-    (out / "model.safetensors.index.json").write_bytes(encode_index(infos))
+    rewrite_shards(out, edit)
     if claims:
         claims(body)
     seal(out, body)
