@@ -12,6 +12,7 @@ from verify_checkpoints import SOURCES
 from truecast.checkpoint.header import TensorInfo, read_header
 from truecast.convert import Target, convert
 from truecast.verify import verify
+from truecast.verify.report import Failure
 
 FLIPS_A_CASE = 120
 
@@ -48,6 +49,22 @@ def regions(out: Path) -> list[Region]:
     return found
 
 
+def flipped(src: Path, out: Path, region: Region, rng: random.Random) -> tuple[str, list[Failure]]:
+    """Flip one bit of a region, verify, and put it back. Returns which bit, and the failures that name its file."""
+    bit = rng.randrange(region.start * 8, region.end * 8)
+    raw = region.path.read_bytes()
+    damaged = bytearray(raw)
+    damaged[bit // 8] ^= 1 << (bit % 8)
+    region.path.write_bytes(damaged)
+    report = verify(src, out)
+    region.path.write_bytes(raw)
+    place = f"bit {bit} of {region.path.name}"
+    assert not report.ok, place
+    named = [f for f in report.failures.kept if f.file == region.path.name]
+    assert named, (place, report.failures.kept)
+    return place, named
+
+
 @pytest.mark.parametrize(("source", "target"), CASES, ids=[f"{s}-{'-'.join(t)}" for s, t in CASES])
 def test_every_flipped_bit_is_found_and_named(source: str, target: tuple[str, str], tmp_path: Path) -> None:
     src, out = SOURCES[source](tmp_path / "src"), tmp_path / "out"
@@ -57,17 +74,7 @@ def test_every_flipped_bit_is_found_and_named(source: str, target: tuple[str, st
     assert {r.path.name for r in everywhere} >= {"config.json", "truecast.json", "tokenizer.json", "README.md"}
     for number in range(FLIPS_A_CASE):
         region = everywhere[number % len(everywhere)]
-        bit = rng.randrange(region.start * 8, region.end * 8)
-        raw = region.path.read_bytes()
-        damaged = bytearray(raw)
-        damaged[bit // 8] ^= 1 << (bit % 8)
-        region.path.write_bytes(damaged)
-        report = verify(src, out)
-        region.path.write_bytes(raw)
-        place = f"bit {bit} of {region.path.name}"
-        assert not report.ok, place
-        named = [f for f in report.failures.kept if f.file == region.path.name]
-        assert named, (place, report.failures.kept)
+        place, named = flipped(src, out, region, rng)
         if region.tensor is not None:
             assert any(f.tensor == region.tensor.name and f.row is not None for f in named), (place, named)
     assert verify(src, out).ok

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lossy_checkpoints import mxfp4_source, w4afp8_output
-from test_flips import regions
+from test_flips import flipped, regions
 
 from truecast.verify import verify
 
@@ -24,17 +24,7 @@ def test_every_flipped_bit_is_found_and_named(dialect: str, tmp_path: Path) -> N
     unnamed = 0
     for number in range(FLIPS_A_TENSOR * len(everywhere)):
         region = everywhere[number % len(everywhere)]
-        bit = rng.randrange(region.start * 8, region.end * 8)
-        raw = region.path.read_bytes()
-        damaged = bytearray(raw)
-        damaged[bit // 8] ^= 1 << (bit % 8)
-        region.path.write_bytes(damaged)
-        report = verify(src, out)
-        region.path.write_bytes(raw)
-        place = f"bit {bit} of {region.path.name}"
-        assert not report.ok, place
-        named = [f for f in report.failures.kept if f.file == region.path.name]
-        assert named, (place, report.failures.kept)
+        place, named = flipped(src, out, region, rng)
         module = region.tensor.name.rpartition(".")[0] if region.tensor else ""
         placed = any(f.row is not None and f.tensor.rpartition(".")[0] == module for f in named)
         if module and not placed:
