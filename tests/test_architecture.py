@@ -23,7 +23,17 @@ MAY_IMPORT = {
     "serve": {"checkpoint", "layouts", "families", "models"},
     "report": set(),
     "cli": {
-        "formats", "checkpoint", "layouts", "families", "casts", "convert", "verify", "models", "audit", "serve", "report",
+        "formats",
+        "checkpoint",
+        "layouts",
+        "families",
+        "casts",
+        "convert",
+        "verify",
+        "models",
+        "audit",
+        "serve",
+        "report",
     },
 }
 MAY_USE_TORCH = ("models", "audit", "serve/reference", "casts/int4_cuda.py")

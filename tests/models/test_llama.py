@@ -120,5 +120,5 @@ def test_what_is_not_computed_is_refused(tmp_path: Path, change: dict[str, Any],
 @pytest.mark.parametrize("tokens", [[97], [-1], []])
 def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, tokens: list[int]) -> None:
     save(tmp_path, CONFIGS["grouped"])
-    with pytest.raises(InputError, match="vocabulary of 97|no tokens"):
+    with pytest.raises(InputError, match=r"vocabulary of 97|no tokens"):
         logits(open_model(tmp_path), torch.tensor(tokens, dtype=torch.int64))

@@ -1,1 +1,1 @@
-"""What a cast costs: a layer-streamed comparison of two checkpoints, with error bars."""
+"""What a cast costs in nats per token: the layer-streamed audit and its statistics."""
