@@ -120,7 +120,9 @@ def test_tiles_change_nothing_but_roundings(
     whole, tiles = (load_positions(tmp_path / name / "positions") for name in ("whole", "tiles"))
     np.testing.assert_allclose(tiles.kl, whole.kl, rtol=1e-9, atol=1e-13)
     np.testing.assert_array_equal(tiles.doc, whole.doc)
-    np.testing.assert_allclose(*(np.load(tmp_path / n / "positions" / "floor-1.npy") for n in ("whole", "tiles")), atol=1e-12)
+    np.testing.assert_allclose(
+        *(np.load(tmp_path / n / "positions" / "floor-1.npy") for n in ("whole", "tiles")), atol=1e-12
+    )
 
 
 def test_states_on_disk_give_the_same_bits_as_states_in_memory(
@@ -129,7 +131,9 @@ def test_states_on_disk_give_the_same_bits_as_states_in_memory(
     for name, kept in (("memory", 1 << 30), ("disk", 0), ("both", 9000)):
         monkeypatch.setattr(audits, "fit", lambda *_, kept=kept: Fit(40, True, kept, 7, 16))
         run(sides, tmp_path / name)
-    arrays = {n: {p.name: p.read_bytes() for p in (tmp_path / n / "positions").iterdir()} for n in ("memory", "disk", "both")}
+    arrays = {
+        n: {p.name: p.read_bytes() for p in (tmp_path / n / "positions").iterdir()} for n in ("memory", "disk", "both")
+    }
     assert arrays["memory"] == arrays["disk"] == arrays["both"]
     assert len(arrays["disk"]) == 12
 

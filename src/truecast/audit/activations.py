@@ -111,5 +111,7 @@ def _stored(matrix: Matrix, checkpoint: Checkpoint) -> float | None:
         return None
     value = read_scalar(matrix.input_scale, checkpoint)
     if not (value > 0 and value < float("inf")):
-        raise InputError(f"input scale is {value}; it must be positive and finite", where=matrix.input_scale.tensor.where)
+        raise InputError(
+            f"input scale is {value}; it must be positive and finite", where=matrix.input_scale.tensor.where
+        )
     return 1 / value if matrix.layout == _DIVIDES else value

@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +122,10 @@ def audit_models(
         scores = score(work, states, sizes, progress)
         layers = list(layers_of(records))
         _save(path, scores, layers)
-        document |= {"identical": False, **summary(scores.positions, scores.floor or None, [d.id for d in documents.documents])}
+        document |= {
+            "identical": False,
+            **summary(scores.positions, scores.floor or None, [d.id for d in documents.documents]),
+        }
         document |= {"layers": layers, "final_error": scores.final_error}
         read = sum(record["read"] for record in records) + scores.read
         document["read"] = {"bytes": read, "checkpoint_bytes": _text_bytes(ref, cand), "compared_bytes": compared}
@@ -157,12 +160,12 @@ def _needs(ref: Decoder, cand: Decoder, corpus: Corpus, dtype: torch.dtype, devi
     largest = max(t.nbytes for pair in pairs for t in pair)
     on_host = device.type == "cpu"
     heads = [*ref.head_tensors(), *cand.head_tensors()]
-    embeddings = [ref.embedding_tensor(), cand.embedding_tensor()]
+    whole = [*heads, ref.embedding_tensor(), cand.embedding_tensor()]
     return Needs(
         layer=max(loaded_bytes(pair, dtype) for pair in pairs) if on_host else 0,
         reading=largest * 3,
         token=bytes_of_token(ref.hidden, widest, _snapshots(ref.checkpoint), dtype),
-        head=loaded_bytes(heads, dtype) if on_host else max(t.nbytes for t in heads),
+        head=loaded_bytes(heads, dtype) if on_host else max(t.nbytes for t in whole),
         longest=max(len(d.tokens) for d in corpus.documents),
         tokens=corpus.tokens,
     )
@@ -249,7 +252,7 @@ def _check_disk(folder: Path, needed: int) -> None:
         )
 
 
-def _save(out: Path, scores: Scores, layers: list[Mapping[str, Any]]) -> None:
+def _save(out: Path, scores: Scores, layers: Sequence[Mapping[str, Any]]) -> None:
     scores.positions.save(out / "positions")
     for seed, kl in scores.floor.items():
         np.save(out / "positions" / f"floor-{seed}.npy", kl, allow_pickle=False)

@@ -5,7 +5,6 @@ The reference, the candidate and the noisy references move together, so that no 
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +71,9 @@ class _Errors:
 
 
 @torch.no_grad()
-def run_layers(work: Pass, folder: Folder, ahead: bool, progress: Progress | None) -> tuple[Tracks, list[dict[str, Any]]]:
+def run_layers(
+    work: Pass, folder: Folder, ahead: bool, progress: Progress | None
+) -> tuple[Tracks, list[dict[str, Any]]]:
     """Push all rows through all layers, going on where ``folder`` says. Returns the last states and a list by layer.
 
     Raises: InputError where a layer gives what is no finite number.
@@ -93,7 +94,6 @@ def run_layers(work: Pass, folder: Folder, ahead: bool, progress: Progress | Non
             torch.cuda.synchronize(work.device)  # before its memory is used again by the thread that loads
         index, read = pair.index, pair.read
         del pair
-        gc.collect()
         trim()
         work.store.sync()
         records.append(_record(work, states, errors, index, same, read, time.monotonic() - began))
