@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+import math
+
 
 def counted(number: int, what: str) -> str:
     """``1 matrix``, ``2 matrices``, ``1,000 faults``."""
     plural = what[:-1] + "ces" if what.endswith("ix") else what + "s"
     return f"{number:,} {what if number == 1 else plural}"
+
+
+def figure(number: float, digits: int = 3) -> str:
+    """A number for people: ``0.00123``, ``12.3``, ``1,230``; powers of ten below 0.0001: ``1.23e-05``."""
+    if number == 0:
+        return "0"
+    if not 1e-4 <= abs(number) < 1e6:
+        return f"{number:.{digits - 1}e}"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(number))), 0)
+    return f"{number:,.{decimals}f}"
+
+
+def percent(share: float) -> str:
+    """A share as percent with sensible digits: ``96.4%``, ``0.43%``, ``100%``."""
+    number = 100 * share
+    if number in (0, 100):
+        return f"{number:.0f}%"
+    if number > 99:
+        return f"{100 - float(figure(100 - number, 2)):.6g}%" if 100 - number >= 1e-4 else f"{number:.6f}%"
+    return f"{figure(number)}%"
