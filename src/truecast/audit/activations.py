@@ -17,9 +17,6 @@ from truecast.errors import InputError
 from truecast.layouts import format_of
 from truecast.layouts.base import Matrix
 
-KINDS = ("none", "fp8-tensor", "fp8-token", "mxfp8", "nvfp4")
-KV_KINDS = ("none", "fp8")
-
 _STATIC = {"fp8-tensor": ("w4afp8", "fp8"), "nvfp4": ("nvfp4",)}
 """Formats whose stored input scales mean what this kind needs."""
 

@@ -74,6 +74,11 @@ class Store:
                 view, position = view[done:], position + done
         return rows
 
+    def let_go(self, name: str, tile: int) -> None:
+        """A tile will not be read again soon: its file is enough."""
+        if (rows := self._kept.get(name, {}).pop(tile, None)) is not None:
+            self._used -= rows.numel() * rows.element_size()
+
     def sync(self) -> None:
         """Make everything written so far durable."""
         for name, fd in self._files.items():

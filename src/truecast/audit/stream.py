@@ -182,6 +182,8 @@ def _push(work: Pass, states: Tracks, pair: _Pair) -> tuple[Tracks, _Errors, boo
             errors.noisy[seed].add(out.stream, ref.stream)
             del out
         del ref
+        for stream in {state.stream for state in states.values()}:
+            work.store.let_go(stream, number)
     return after, errors, together
 
 
