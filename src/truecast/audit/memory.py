@@ -66,7 +66,7 @@ def fit(memory: int | None, needs: Needs, device: torch.device) -> Fit:
     Raises: RefusedError with the smallest workable number where one layer and the longest document do not fit.
     """
     tile = max(TILE_TOKENS[device.type], needs.longest)
-    rows, vocabulary = (256, 4096) if device.type == "cpu" else (4096, 16384)
+    rows, vocabulary = (256, 2048) if device.type == "cpu" else (4096, 16384)
     if memory is None:
         return Fit(tile, True, _available() // 4, rows, vocabulary)
     fixed = resident_bytes() + MARGIN_BYTES + needs.reading + needs.layer
@@ -84,7 +84,7 @@ def fit(memory: int | None, needs: Needs, device: torch.device) -> Fit:
     if wanted > free:
         tile = max(free // needs.token, needs.longest)
     kept = free - min(tile, needs.tokens) * needs.token
-    return Fit(tile, ahead, max(0, min(kept, memory - (least - fixed) - fixed)), rows, vocabulary // 2)
+    return Fit(tile, ahead, max(0, min(kept, memory - least)), rows, vocabulary)
 
 
 def bytes_of_token(hidden: int, widest: int, snapshots: int, dtype: torch.dtype) -> int:

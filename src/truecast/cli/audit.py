@@ -89,7 +89,7 @@ def _render(console: Console, document: Mapping[str, Any], out: Path | None) -> 
     corpus, read = document["corpus"], document["read"]
     if (warning := document["kl"].get("warning")) is not None:
         console.print(f"warning  {warning}")
-    console.print(f"{verdict(document)}\n")
+    console.print(verdict(document))
     console.print(table("", ("figure", ">value", "95% interval"), _figures(document)))
     if document["layers"]:
         console.print(
