@@ -17,8 +17,8 @@ from examples.shaped.kimi_k3_files import small_files
 from examples.shaped.shards import write_checkpoint
 
 SHAPE = K3Shape(
-    layers=5,
-    experts=8,
+    layers=4,
+    experts=6,
     hidden=64,
     latent=128,
     expert_width=128,
@@ -31,16 +31,16 @@ SHAPE = K3Shape(
     vocab=320,
     vision_layers=1,
 )
-"""KDA in layers 0, 1, 2; MLA in 3 and 4; experts from layer 1 on."""
+"""KDA in layers 0, 1, 2; MLA in 3; experts from layer 1 on."""
 
 TEXT = {"attn_res_block_size": 2, "num_experts_per_token": 3, "routed_scaling_factor": 1.5}
-"""Blocks begin at layers 0, 2 and 4."""
+"""Blocks begin at layers 0 and 2."""
 
 
-def make(folder: Path, **text: Any) -> Path:
-    """Write the checkpoint; ``text`` changes its text_config. Returns the folder."""
-    write_checkpoint(folder, shards(SHAPE), small_files(SHAPE), metadata={}, fill=fill)
-    edit_config(folder, **{**TEXT, **text})
+def make(folder: Path, shape: K3Shape = SHAPE) -> Path:
+    """Write the checkpoint. Returns the folder."""
+    write_checkpoint(folder, shards(shape), small_files(shape), metadata={}, fill=fill)
+    edit_config(folder, **TEXT)
     return folder
 
 

@@ -101,7 +101,7 @@ def test_moe(own_k3: Path, text: dict[str, Any]) -> None:
         assert np.abs(Reference(read_tensors(own_k3), scaled).moe(2, x.numpy()) - ours.numpy()).max() > 1e-6
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(4))
 def test_layer(k3: Path, reference: Reference, index: int) -> None:
     stream, blocks = random(19, 64), [random(19, 64, seed=1)] if index else []
     ours = load(k3, index)(Hidden(stream, tuple(blocks)), Rows((19,)))
@@ -124,12 +124,12 @@ def test_whole_model(k3: Path, reference: Reference) -> None:
     assert float((half - wanted).square().mean().sqrt()) < 0.3 * spread
 
 
-@pytest.mark.parametrize("cuts", [(1, 2, 3), (20, 21, 22, 37), (5, 30), (36,)])
+@pytest.mark.parametrize("cuts", [(1, 2, 20), (20, 37), (36,)])
 def test_steps_with_caches_are_the_whole(k3: Path, cuts: tuple[int, ...]) -> None:
     """A prompt in pieces, then single tokens: absorbed MLA, recurrent KDA, convolution tails."""
     model = open_model(k3, dtype=torch.float64)
     session = Resident(model).session()
-    ends = [*cuts, *range(cuts[-1] + 1, 38)]
+    ends = [*cuts, *range(cuts[-1] + 1, 38)]  # single tokens from the last cut on
     pieces = [session.logits_all(TOKENS[a:b]) for a, b in zip([0, *ends], ends, strict=False) if a < b]
     close(torch.cat(pieces), logits(model, torch.tensor(TOKENS)))
 
