@@ -17,15 +17,17 @@ MAY_IMPORT = {
     "casts": {"formats"},
     "convert": {"formats", "checkpoint", "layouts", "families", "casts"},
     "verify": {"formats", "checkpoint", "layouts", "families"},
+    "audit": {"formats", "checkpoint", "layouts", "families", "models"},
     "serve": {"checkpoint", "layouts", "families"},
     "report": set(),
-    "cli": {"formats", "checkpoint", "layouts", "families", "casts", "convert", "verify", "serve", "report"},
+    "cli": {"formats", "checkpoint", "layouts", "families", "casts", "convert", "verify", "audit", "serve", "report"},
 }
 EVERYWHERE = {"errors", "compiled", "__version__"}
 THIRD_PARTY = {
     "formats": {"numpy", "ml_dtypes"},
     "checkpoint": {"fsspec"},
     "families": set(),
+    "audit": {"numpy", "torch"},
     "serve": set(),
     "report": set(),
     "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},
