@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from truecast.report import svg
-from truecast.report.words import figure, percent
+from truecast.report.words import as_html, figure, percent
 
 MOST_DOCUMENTS = 60
-"""With more documents the chart shows the dearest ones; the table has all up to ``MOST_ROWS``."""
+"""With more documents the chart shows the costliest ones; the table has all up to ``MOST_ROWS``."""
 
 MOST_ROWS = 500
 
@@ -34,7 +33,7 @@ def distribution(document: Mapping[str, Any]) -> str:
         return [(x(10.0 ** edges[i]), x(10.0 ** edges[i + 1]), y(h)) for i, h in enumerate(series)]
 
     body = [
-        svg.y_axis(y, percent),
+        svg.y_axis(y, share=True),
         svg.bars(columns(heights[0])),
         svg.steps(columns(heights[2]), "third") if floors else "",
         svg.steps(columns(heights[1]), "second"),
@@ -95,7 +94,7 @@ def flips(document: Mapping[str, Any]) -> str:
     slots, marks = _slots(rows, lambda edge: f"{edge:g}")
     y = svg.upwards([r["rate"] for r in rows])
     body = [
-        svg.y_axis(y, percent),
+        svg.y_axis(y, share=True),
         svg.bars([(left + 3, right - 3, y(r["rate"])) for r, (left, right) in zip(rows, slots, strict=True)]),
         svg.x_axis(marks),
     ]
@@ -119,7 +118,7 @@ def layers(document: Mapping[str, Any]) -> str:
     places = [x(r["layer"]) for r in rows]
     few = len(rows) <= 40
     body = [
-        svg.y_axis(y, figure),
+        svg.y_axis(y),
         svg.line([(at, y(f)) for at, f in zip(places, floor, strict=False)], "second") if floor else "",
         svg.line([(at, y(e)) for at, e in zip(places, errors, strict=True)], "first"),
         svg.dots(
@@ -141,7 +140,7 @@ def layers(document: Mapping[str, Any]) -> str:
 
 
 def documents(document: Mapping[str, Any]) -> str:
-    """Mean KL of each document, the dearest first."""
+    """Mean KL of each document, the costliest first."""
     rows = sorted(document.get("per_document") or [], key=lambda r: -r["mean"])
     shown = [r for r in rows[:MOST_DOCUMENTS] if r["mean"] > 0]
     if len(shown) < 2:
@@ -150,15 +149,15 @@ def documents(document: Mapping[str, Any]) -> str:
     x = svg.across(0.0, len(shown) + 1.0)
     points = [(x(i), y(r["mean"]), _ends(r["interval"], y)) for i, r in enumerate(shown, 1)]
     body = [
-        svg.y_axis(y, figure),
+        svg.y_axis(y),
         svg.dots(points, [f"{r['id']}: {_with_interval(r)}" for r in shown], radius=3 if len(shown) > 30 else 4),
         svg.x_axis([(x(1), "1"), *((x(t), f"{t:g}") for t in x.ticks() if 1 < t <= len(shown) and t == int(t))]),
     ]
-    which = f"the {len(shown)} dearest of {len(rows):,}" if len(rows) > len(shown) else f"all {len(rows)}"
+    which = f"the {len(shown)} costliest of {len(rows):,}" if len(rows) > len(shown) else f"all {len(rows)}"
     title = "KL by document"
-    text = f"Mean of each document, {which}, dearest first. Intervals are from within the document."
+    text = f"Mean of each document, {which}, costliest first. Intervals are from within the document."
     table = [[r["id"], f"{r['tokens']:,}", figure(r["mean"]), _interval(r["interval"])] for r in rows[:MOST_ROWS]]
-    drawn = svg.chart(title, text, "documents, dearest first", "nats per token", body)
+    drawn = svg.chart(title, text, "documents, costliest first", "nats per token", body)
     return _figure(title, text, drawn, ["document", "tokens", "KL, nats per token", "95% interval"], table)
 
 
@@ -172,7 +171,7 @@ def _kl_by(rows: Sequence[Row] | None, title: str, text: str, x_label: str, word
         for r, (left, right) in zip(rows, slots, strict=True)
     ]
     body = [
-        svg.y_axis(y, figure),
+        svg.y_axis(y),
         svg.dots(points, [f"{_span(r)}: {_with_interval(r)}" for r in rows]),
         svg.x_axis(marks),
     ]
@@ -215,12 +214,12 @@ def _figure(
     rows: Sequence[Sequence[str]],
     keys: Sequence[tuple[str, str]] = (),
 ) -> str:
-    key = "".join(f'<li class="{kind}">{escape(words)}</li>' for kind, words in keys)
-    names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    key = "".join(f'<li class="{kind}">{as_html(words)}</li>' for kind, words in keys)
+    names = "".join(f'<th scope="col">{as_html(name)}</th>' for name in head)
+    cells = ("".join(f"<td>{as_html(cell)}</td>" for cell in row) for row in rows)
     return "".join(
         [
-            f"<figure><figcaption><h2>{escape(title)}</h2><p>{escape(text)}</p></figcaption>",
+            f"<figure><figcaption><h2>{as_html(title)}</h2><p>{as_html(text)}</p></figcaption>",
             f'<ul class="key">{key}</ul>' if key else "",
             drawn,
             '<details><summary>Figures as a table</summary><div class="scroll" tabindex="0">',

@@ -7,12 +7,11 @@ checkpoints and corpora of strangers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from truecast.report import audit_charts as charts
 from truecast.report.audit_style import STYLE
-from truecast.report.words import counted, figure, percent
+from truecast.report.words import as_html, counted, figure, percent
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -35,11 +34,11 @@ def render_audit_page(document: Mapping[str, Any]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}: audit</title><style>{STYLE}</style></head><body><main>",
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="quiet">{escape(_question(document))}</p>',
-        f'<p class="verdict">{escape(verdict(document))}</p>',
-        *(f'<p class="alert">{escape(text)}</p>' for text in _warnings(document)),
+        f"<title>{as_html(title)}: audit</title><style>{STYLE}</style></head><body><main>",
+        f"<h1>{as_html(title)}</h1>",
+        f'<p class="quiet">{as_html(_question(document))}</p>',
+        f'<p class="verdict">{as_html(verdict(document))}</p>',
+        *(f'<p class="alert">{as_html(text)}</p>' for text in _warnings(document)),
         f'<ul class="headline">{"".join(_headline(document))}</ul>',
         f'<div class="charts">{"".join(drawn)}</div>' if any(drawn) else "",
         _facts(document),
@@ -64,14 +63,14 @@ def verdict(document: Mapping[str, Any]) -> str:
             f"The cast costs {figure(excess['mean'])} nats per token more than rounding noise (95% interval {between})."
         )
     if excess["interval"][1] < 0:
-        return f"The cast costs less than rounding noise: the excess lies between {between} nats per token."
-    return f"The cost cannot be told from rounding noise: the excess lies between {between} nats per token."
+        return f"The cast costs less than rounding noise: the 95% interval of the excess is {between} nats per token."
+    return f"The cost cannot be told from rounding noise: the 95% interval of the excess is {between} nats per token."
 
 
 def _question(document: Mapping[str, Any]) -> str:
     corpus = document["corpus"]
     return (
-        f"KL of the reference's next-token distribution from the candidate's, over the whole vocabulary, at"
+        "KL(reference || candidate) of the next token's distribution, over the whole vocabulary, at"
         f" {corpus['scored']:,} positions of {counted(corpus['documents'], 'document')}."
     )
 
@@ -105,15 +104,15 @@ def _headline(document: Mapping[str, Any]) -> list[str]:
 
 def _card(name: str, number: str, unit: str, note: str) -> str:
     return (
-        f'<li><span class="name">{escape(name)}</span>'
-        f'<span class="number">{escape(number)} <span class="unit">{escape(unit)}</span></span>'
-        f'<span class="small quiet">{escape(note)}</span></li>'
+        f'<li><span class="name">{as_html(name)}</span>'
+        f'<span class="number">{as_html(number)} <span class="unit">{as_html(unit)}</span></span>'
+        f'<span class="small quiet">{as_html(note)}</span></li>'
     )
 
 
 def _facts(document: Mapping[str, Any]) -> str:
     rows = [(name, words) for name, words in _fact_rows(document) if words]
-    cells = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(words)}</td></tr>' for name, words in rows)
+    cells = "".join(f'<tr><th scope="row">{as_html(name)}</th><td>{as_html(words)}</td></tr>' for name, words in rows)
     return f'<section class="facts"><h2>All figures</h2><table><tbody>{cells}</tbody></table></section>'
 
 
@@ -175,7 +174,7 @@ def _within(ends: Sequence[float] | None, digits: int = 3) -> str:
 
 
 def _interval(ends: Sequence[float]) -> str:
-    return f"{figure(ends[0])} and {figure(ends[1])}"
+    return f"{figure(ends[0])} to {figure(ends[1])}"
 
 
 def _name(side: Any) -> str:

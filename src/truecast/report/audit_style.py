@@ -16,12 +16,12 @@ p { margin: .25rem 0 .75rem; max-width: 46rem; }
 .small { font-size: .875rem; }
 .verdict { font-size: 1.1rem; border-left: 4px solid var(--main); padding-left: .75rem; margin: 1rem 0; }
 .alert { background: var(--alert); color: var(--alert-ink); padding: .6rem .8rem; border-radius: .4rem; }
-.headline { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); margin: 1rem 0 1.5rem;
-  padding: 0; list-style: none; }
+.headline { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 10rem), 1fr));
+  margin: 1rem 0 1.5rem; padding: 0; list-style: none; }
 .headline li { background: var(--card); border-radius: .5rem; padding: .75rem .9rem; }
 .headline .name { font-size: .875rem; color: var(--quiet); }
 .headline .number { display: block; font-size: 1.6rem; font-weight: 650; font-variant-numeric: tabular-nums; line-height: 1.25; }
-.headline .unit { font-size: .875rem; font-weight: 400; color: var(--quiet); }
+.headline .unit { display: block; line-height: 1.3; font-size: .875rem; font-weight: 400; color: var(--quiet); }
 .charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
 figure { margin: 0; padding: .9rem; background: var(--card); border-radius: .5rem; min-width: 0; }
 figcaption p { font-size: .875rem; color: var(--quiet); margin: 0 0 .5rem; }
@@ -44,6 +44,6 @@ th, td { text-align: right; padding: .2rem .5rem; border-bottom: 1px solid var(-
 thead th { color: var(--quiet); vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 .facts { margin-top: 1.5rem; } .facts td { text-align: left; } .facts th { width: 16rem; color: var(--quiet); vertical-align: top; }
-@media (max-width: 30rem) { .facts th { width: 9rem; } }
+@media (max-width: 30rem) { .facts th { width: 9rem; } svg text, svg .label { font-size: 14px; } }
 @media print { body { max-width: none; } figure, .headline li { break-inside: avoid; } }
 """

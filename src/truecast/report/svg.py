@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from truecast.report.words import as_html
 
 WIDTH, HEIGHT = 440, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, 10, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 62, 16, 12, 46
 
 Interval = tuple[float, float] | None
 
@@ -32,9 +33,12 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """About five round figures, powers of ten on a log scale."""
+        """About five round figures; on a log scale powers of ten, over few decades also twice and five times them."""
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            if last - first < 3:
+                every = (m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5))
+                return [t for t in every if self.low * (1 - 1e-9) <= t <= self.high * (1 + 1e-9)]
             step = max(1, math.ceil((last - first) / 5))
             return [10.0**e for e in range(first, last + 1, step)]
         width = _round_step((self.high - self.low) / 5)
@@ -62,24 +66,25 @@ def chart(title: str, description: str, x_label: str, y_label: str, body: Sequen
     height = (TOP + HEIGHT - BOTTOM) / 2
     return "".join(
         [
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{title}. {description}")}">',
-            f"<title>{escape(title)}</title>",
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{as_html(f"{title}. {description}")}">',
+            f"<title>{as_html(title)}</title>",
             *body,
-            f'<text class="label" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>',
-            f'<text class="label" transform="translate(12 {height:.0f}) rotate(-90)" text-anchor="middle">'
-            f"{escape(y_label)}</text>",
+            f'<text class="label" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{as_html(x_label)}</text>',
+            f'<text class="label" transform="translate(11 {height:.0f}) rotate(-90)" text-anchor="middle">'
+            f"{as_html(y_label)}</text>",
             "</svg>",
         ]
     )
 
 
-def y_axis(y: Scale, words: Callable[[float], str]) -> str:
-    """Rules across the chart at the scale's ticks, with their figures."""
+def y_axis(y: Scale, share: bool = False) -> str:
+    """Rules across the chart at the scale's ticks, with their figures; ``share``: as percent."""
     parts = []
     for tick in y.ticks():
         at = y(tick)
+        words = f"{100 * tick:.6g}%" if share else f"{tick:.6g}"
         parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{at + 4:.1f}" text-anchor="end">{escape(words(tick))}</text>')
+        parts.append(f'<text x="{LEFT - 5}" y="{at + 4:.1f}" text-anchor="end">{words}</text>')
     return "".join(parts)
 
 
@@ -89,7 +94,7 @@ def x_axis(marks: Sequence[tuple[float, str]]) -> str:
     parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
     for at, words in marks:
         parts.append(f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{base}" y2="{base + 4}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{base + 17}" text-anchor="middle">{escape(words)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{base + 17}" text-anchor="middle">{as_html(words)}</text>')
     return "".join(parts)
 
 
@@ -121,7 +126,7 @@ def dots(points: Sequence[tuple[float, float, Interval]], words: Sequence[str], 
     """Points ``(x, y, (y of low, y of high))`` with whiskers; ``words`` appear when pointed at."""
     parts = []
     for (x, y, ends), text in zip(points, words, strict=True):
-        parts.append(f"<g><title>{escape(text)}</title>")
+        parts.append(f"<g><title>{as_html(text)}</title>")
         if ends is not None:
             parts.append(f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{ends[0]:.1f}" y2="{ends[1]:.1f}"/>')
         parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"/></g>')

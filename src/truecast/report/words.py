@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from html import escape
 
 
 def counted(number: int, what: str) -> str:
@@ -26,6 +27,11 @@ def percent(share: float) -> str:
     number = 100 * share
     if number in (0, 100):
         return f"{number:.0f}%"
-    if number > 99:
-        return f"{100 - float(figure(100 - number, 2)):.6g}%" if 100 - number >= 1e-4 else f"{number:.6f}%"
+    if number > 99:  # what is missing tells
+        return f"{100 - float(f'{100 * (1 - share):.2g}'):.12g}%"
     return f"{figure(number)}%"
+
+
+def as_html(text: str) -> str:
+    """Text that means only itself in HTML, also inside an attribute; characters that cannot be seen become escapes."""
+    return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
