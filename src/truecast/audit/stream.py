@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,8 +117,21 @@ class _Pair:
 
 def _load(work: Pass, index: int) -> _Pair:
     before = work.read_bytes
-    ref, cand = work.ref.load_layer(index), work.cand.load_layer(index)
+    with _own_stream(work.device):
+        ref, cand = work.ref.load_layer(index), work.cand.load_layer(index)
     return _Pair(index, ref, cand, work.read_bytes - before)
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU, copies of what is loaded do not queue up behind the kernels of the layer that computes."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 def _layer_bytes(work: Pass, index: int) -> int:
