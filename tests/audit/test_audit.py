@@ -181,6 +181,44 @@ def test_a_finished_audit_is_not_run_again(sides: tuple[Path, Path, Path], tmp_p
     assert not list((tmp_path / "out" / ".audit").glob("*.rows"))
 
 
+def test_a_run_that_goes_on_keeps_its_tiles(
+    sides: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(stage: str, done: int, total: int) -> None:
+        raise Stop
+
+    monkeypatch.setattr(audits, "fit", lambda *_: Fit(40, True, 0, 7, 16))
+    run(sides, tmp_path / "whole")
+    for name in ("more", "less"):
+        with pytest.raises(Stop):
+            run(sides, tmp_path / name, progress=stop)
+    monkeypatch.setattr(audits, "fit", lambda *_: Fit(1000, True, 0, 7, 16))
+    run(sides, tmp_path / "more")
+    kl = [(tmp_path / name / "positions" / "kl.npy").read_bytes() for name in ("whole", "more")]
+    assert kl[0] == kl[1]
+    monkeypatch.setattr(audits, "fit", lambda *_: Fit(31, True, 0, 7, 16))
+    with pytest.raises(RefusedError, match="begun with tiles of 40 tokens"):
+        run(sides, tmp_path / "less")
+
+
+def test_an_edited_record_is_not_believed(sides: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(sides, tmp_path / "out", progress=stop)
+    record = tmp_path / "out" / ".audit" / "step-00000.json"
+    record.write_text(record.read_text().replace("reference.layer0", "reference.layer9"))
+    with pytest.raises(RefusedError, match="step-00000.json: is damaged"):
+        run(sides, tmp_path / "out")
+    (tmp_path / "out" / ".audit" / "journal.json").write_text("{}")
+    with pytest.raises(RefusedError, match="journal.json: is damaged"):
+        run(sides, tmp_path / "out")
+
+
 def test_another_audit_or_another_ones_folder_is_not_touched(sides: tuple[Path, Path, Path], tmp_path: Path) -> None:
     run(sides, tmp_path / "out")
     with pytest.raises(RefusedError, match="different activations") as caught:

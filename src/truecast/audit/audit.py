@@ -45,6 +45,7 @@ from truecast.models.taps import PLAIN
 
 SCHEMA = "truecast.audit/1"
 SPARE_DISK_BYTES = 256 << 20
+TILE_SLACK = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def audit_models(
         folder = stack.enter_context(Folder(path, identity, {"tile_tokens": sizes.tile_tokens}))
         if (done := folder.result()) is not None:
             return done
+        _check_tile(folder.chosen["tile_tokens"], sizes, path)
         counters = (count_reads(ref.checkpoint), count_reads(cand.checkpoint))
         document = _head(ref, cand, documents, options, device, dtype)
         compared = 0
@@ -168,6 +170,7 @@ def _needs(ref: Decoder, cand: Decoder, corpus: Corpus, dtype: torch.dtype, devi
         head=loaded_bytes(heads, dtype) if on_host else max(t.nbytes for t in whole),
         longest=max(len(d.tokens) for d in corpus.documents),
         tokens=corpus.tokens,
+        on_device=0 if on_host else max(loaded_bytes(pair, dtype) for pair in pairs),
     )
 
 
@@ -240,6 +243,16 @@ def _nothing_lost(corpus: Corpus) -> dict[str, Any]:
     scored = sum(d.scored for d in corpus.documents)
     zero = {"mean": 0.0, "se": 0.0, "interval": [0.0, 0.0], "documents": len(corpus.documents), "tokens": scored}
     return {"identical": True, "kl": zero, "reverse_kl": {"mean": 0.0}, "top1": {"agreement": 1.0}, "layers": []}
+
+
+def _check_tile(begun_with: int, sizes: Fit, out: Path) -> None:
+    """A run that goes on keeps the first run's tiles; a little less memory than then is no reason to stop."""
+    if begun_with > TILE_SLACK * sizes.tile_tokens:
+        raise RefusedError(
+            f"was begun with tiles of {begun_with:,} tokens, and this memory holds {sizes.tile_tokens:,}",
+            where=str(out),
+            fix="give it as much memory as then, or remove the folder and start again",
+        )
 
 
 def _check_disk(folder: Path, needed: int) -> None:
