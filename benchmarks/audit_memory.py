@@ -118,7 +118,9 @@ def main() -> None:
             f"{name:9} peak {found['peak'] / 1e6:,.0f} MB, {found['wall']:.0f} s, read {read['bytes']:,} bytes ="
             f" {read['bytes'] / read['checkpoint_bytes']:.4f} of the text model, KL {found['kl']['mean']:.6g}"
         )
-    arrays = [{n: load_array(folder / run / "positions" / f"{n}.npy") for n in DTYPES} for run in ("uncapped", "capped")]
+    arrays = [
+        {n: load_array(folder / run / "positions" / f"{n}.npy") for n in DTYPES} for run in ("uncapped", "capped")
+    ]
     different = [n for n in DTYPES if not np.array_equal(arrays[0][n], arrays[1][n])]
     widest = max(float(np.abs(arrays[0]["kl"] - arrays[1]["kl"]).max()), 0.0)
     print(f"figures of positions that differ: {', '.join(different) or 'none'}; largest difference of KL {widest:.2g}")

@@ -17,8 +17,9 @@ import torch
 
 from tests.audit.toy import LAYERS, ToyModel, toy_documents, write_corpus, write_toy
 from truecast.audit import audit as audits
-from truecast.audit.audit import Options, audit_models
+from truecast.audit.audit import audit_models
 from truecast.audit.memory import Fit
+from truecast.audit.options import Options
 from truecast.audit.positions import load_positions
 from truecast.errors import InputError, RefusedError
 
@@ -212,10 +213,10 @@ def test_an_edited_record_is_not_believed(sides: tuple[Path, Path, Path], tmp_pa
         run(sides, tmp_path / "out", progress=stop)
     record = tmp_path / "out" / ".audit" / "step-00000.json"
     record.write_text(record.read_text().replace("reference.layer0", "reference.layer9"))
-    with pytest.raises(RefusedError, match="step-00000.json: is damaged"):
+    with pytest.raises(RefusedError, match=r"step-00000\.json: is damaged"):
         run(sides, tmp_path / "out")
     (tmp_path / "out" / ".audit" / "journal.json").write_text("{}")
-    with pytest.raises(RefusedError, match="journal.json: is damaged"):
+    with pytest.raises(RefusedError, match=r"journal\.json: is damaged"):
         run(sides, tmp_path / "out")
 
 

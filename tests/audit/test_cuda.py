@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.models import k3_checkpoint
-from truecast.audit.audit import Options, audit
+from truecast.audit.audit import audit
+from truecast.audit.options import Options
 from truecast.audit.positions import load_positions
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert import Target, convert

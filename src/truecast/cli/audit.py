@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audit, print the figures, write the page."""
     try:
-        from truecast.audit.audit import Options, audit
+        from truecast.audit.audit import audit
+        from truecast.audit.options import Options
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
