@@ -123,10 +123,11 @@ def test_sides_and_corpus_that_do_not_belong_together(folder: Path, cli: Cli, tm
     outcome = cli("audit", folder / "k3", folder / "nvfp4", "--corpus", corpus)
     assert outcome.code == 2
     assert "made with another tokenizer" in outcome.err
-    k3_checkpoint.edit_config(other, num_hidden_layers=4)
+    k3_checkpoint.edit_config(other, attn_res_block_size=3)
     (other / name).write_bytes((folder / "k3" / name).read_bytes())
     outcome = cli("audit", folder / "k3", other, "--corpus", folder / "docs.jsonl")
     assert outcome.code == 2
+    assert "text_config.attn_res_block_size is 3, the reference's is 2" in outcome.err
 
 
 def test_memory_and_folder_are_refused_with_3(folder: Path, cli: Cli, tmp_path: Path) -> None:
