@@ -2,9 +2,9 @@
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --card: #f5f6f8; --ink: #16191f; --quiet: #535b68; --rule: #d9dde3;
-  --main: #1d5fc4; --second: #b4530a; --third: #4d7c3a; --soft: #9dbcec; --alert: #fff3d6; --alert-ink: #5c3c00; }
+  --main: #164a9c; --second: #b4530a; --third: #4d7c3a; --soft: #5f8fdc; --alert: #fff3d6; --alert-ink: #5c3c00; }
 @media (prefers-color-scheme: dark) { :root { --paper: #12151b; --card: #1b2029; --ink: #e8ebf0; --quiet: #a3adbb;
-  --rule: #343c49; --main: #7fb0ff; --second: #f2a65e; --third: #9ccf85; --soft: #35537f; --alert: #3a2d0d;
+  --rule: #343c49; --main: #7fb0ff; --second: #f2a65e; --third: #9ccf85; --soft: #4a72ad; --alert: #3a2d0d;
   --alert-ink: #ffdf9a; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 68rem; background: var(--paper); color: var(--ink);
