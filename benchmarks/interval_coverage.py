@@ -167,7 +167,7 @@ def main() -> None:
                 rows.append(
                     {
                         "figure": "difference",
-                        "ratio": ratio,
+                        "times": ratio,
                         "alike": alike,
                         **_fields(world),
                         "documents": documents,
