@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from truecast.audit.bootstrap import bca_interval
 from truecast.audit.clusters import Clusters, cr1_error
-from truecast.audit.intervals import excess_interval, positive_interval, signed_interval
+from truecast.audit.intervals import excess_interval, positive_interval, ratio_interval, signed_interval
 from truecast.audit.student import t_quantile
 
 F64 = NDArray[np.float64]
@@ -134,7 +134,7 @@ def mean_coverage(world: World, documents: int, count: int, seed: int, bootstrap
 def difference_coverage(
     world: World, documents: int, count: int, seed: int, ratio: float, alike: float
 ) -> dict[str, float]:
-    """Coverage of the intervals of a difference: the textbook's, the paired one, and the excess."""
+    """Coverage of the intervals of a difference: the textbook's, the paired one, the excess, and the ratio."""
     drawn = list(pairs(world, documents, count, seed, ratio, alike))
     less = [Clusters(a.tokens, a.sums - b.sums, 0.0) for a, b in drawn]
     truth = (1 - ratio) * math.exp(world.spread**2 / 2)
@@ -142,6 +142,7 @@ def difference_coverage(
         "cr1": covered(map(textbook, less), truth),
         "paired": covered(map(signed_interval, less), truth),
         "excess": covered((excess_interval(a, b) for a, b in drawn), truth),
+        "ratio": covered((ratio_interval(b, a) or (0.0, 0.0) for a, b in drawn), ratio),
     }
 
 
@@ -166,7 +167,7 @@ def main() -> None:
                 rows.append(
                     {
                         "figure": "difference",
-                        "ratio": ratio,
+                        "times": ratio,
                         "alike": alike,
                         **_fields(world),
                         "documents": documents,

@@ -47,6 +47,18 @@ def test_pairing_sees_what_two_intervals_would_not() -> None:
     assert found["se"] == pytest.approx(0.1 * paired(A, replace(A, kl=A.kl * 0))["difference"]["se"])
 
 
+def test_the_ratio() -> None:
+    noisy = replace(B, kl=B.kl * np.random.default_rng(0).lognormal(0, 0.1, len(B)))
+    found = paired(A, noisy)
+    assert found["ratio"] == pytest.approx(found["a"] / found["b"])
+    assert found["ratio_interval"][0] < found["ratio"] < found["ratio_interval"][1]
+    assert paired(A, B)["ratio_interval"] == pytest.approx([1 / 0.9, 1 / 0.9])
+    nothing = paired(A, replace(A, kl=A.kl * 0))
+    assert (nothing["ratio"], nothing["ratio_interval"]) == (None, None)
+    one = simulated(1, mean_tokens=60)
+    assert paired(one, one)["ratio_interval"] is None
+
+
 def test_the_sides_swapped() -> None:
     one, other = paired(A, B)["difference"], paired(B, A)["difference"]
     assert one["interval"] == pytest.approx([-end for end in reversed(other["interval"])])

@@ -1,8 +1,8 @@
 """95% intervals of token-weighted means when documents, not tokens, were drawn.
 
 A KL is positive and skewed, by token and by document. The textbook interval, mean +- t_{G-1} CR1, is then too short:
-when no costly document happened to be drawn, the mean and its standard error are too small together. Three figures,
-three intervals; docs/audit-statistics.md has how often each covers, benchmarks/interval_coverage.py measures it.
+when no costly document happened to be drawn, the mean and its standard error are too small together. Three kinds of
+figures, three intervals; docs/audit-statistics.md has how often each covers, benchmarks/interval_coverage.py measures it.
 
 - A positive mean: symmetric on the log scale, [m exp(-t s), m exp(t s)]. s is the larger of the jackknife's standard
   error of log m and of what a lognormal spread of document means implies, sqrt((exp(v) - 1) sum w_g^2), where v is the
@@ -10,8 +10,8 @@ three intervals; docs/audit-statistics.md has how often each covers, benchmarks/
   spread from all documents alike, so it does not collapse when the largest ones are missing.
 - The excess of one positive mean over another on the same tokens: the two intervals joined by the method of variance
   estimates recovery with their correlation (Zou and Donner, Statistics in Medicine 27, 2008, 1693-1702).
-- A difference of either sign: mean +- t_f s with the jackknife's s. Documents that stand out make s itself uncertain:
-  f = 2 / (2 / (G - 1) + k / G), k the excess kurtosis of the jackknife's values (Satterthwaite's rule).
+- A difference of either sign, and the logarithm of a ratio: mean +- t_f s with the jackknife's s. Documents that stand out
+  make s itself uncertain: f = 2 / (2 / (G - 1) + k / G), k the excess kurtosis of the jackknife's values (Satterthwaite's rule).
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ def positive_interval(clusters: Clusters) -> Pair:
 
 def signed_interval(clusters: Clusters) -> Pair:
     """Interval of a mean of either sign: the jackknife's, its degrees of freedom by kurtosis. Needs two documents."""
-    left_out = clusters.left_out
-    reach = t_quantile((1 + LEVEL) / 2, _degrees(left_out)) * jackknife_error(left_out)
-    return clusters.mean - reach, clusters.mean + reach
+    return _jackknife_interval(clusters.mean, clusters.left_out)
 
 
 def excess_interval(values: Clusters, floor: Clusters) -> Pair:
@@ -102,6 +100,23 @@ def excess_interval(values: Clusters, floor: Clusters) -> Pair:
         a - b - _joined(a - a_low, b_high - b, together),
         a - b + _joined(a_high - a, b - b_low, together),
     )
+
+
+def ratio_interval(values: Clusters, others: Clusters) -> Pair | None:
+    """Interval of the ratio of two positive means over the same documents: the jackknife's of the ratio's logarithm.
+
+    None where a mean, or one without some document, is not positive. Needs two documents.
+    """
+    a, b = values.left_out, others.left_out
+    if not (values.mean > 0 and others.mean > 0 and (a > 0).all() and (b > 0).all()):
+        return None
+    low, high = _jackknife_interval(math.log(values.mean / others.mean), np.log(a / b))
+    return math.exp(max(low, -600.0)), math.exp(min(high, 600.0))
+
+
+def _jackknife_interval(estimate: float, left_out: F64) -> Pair:
+    reach = t_quantile((1 + LEVEL) / 2, _degrees(left_out)) * jackknife_error(left_out)
+    return estimate - reach, estimate + reach
 
 
 def _joined(one: float, other: float, correlation: float) -> float:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from truecast.audit.intervals import difference_figure
+from truecast.audit.clusters import by_document
+from truecast.audit.intervals import difference_figure, ratio_interval
 from truecast.audit.positions import Positions, load_positions
 from truecast.errors import InputError
 
@@ -22,14 +23,20 @@ def paired(a: Positions, b: Positions) -> dict[str, Any]:
     """KL of ``a`` less KL of ``b``, positive where ``a`` costs more.
 
     Keys: ``a`` and ``b`` (mean KLs), ``difference`` (:func:`difference_figure`), ``excludes_zero`` (None without an
-    interval). Units: nats per token. Raises: InputError where documents, positions or the reference's figures differ.
+    interval), ``ratio`` of the means and ``ratio_interval`` (None where one of them is 0, or for one document), which is
+    the better figure where one costs several times the other.
+    Units: nats per token. Raises: InputError where documents, positions or the reference's figures differ.
     """
     _check_same(a, b)
     difference = difference_figure(a.kl - b.kl, a.doc)
     interval = difference["interval"]
+    sides = by_document(a.kl, a.doc), by_document(b.kl, b.doc)
+    ratio = ratio_interval(*sides) if sides[0].count > 1 else None
     return {
-        "a": float(a.kl.mean()),
-        "b": float(b.kl.mean()),
+        "a": sides[0].mean,
+        "b": sides[1].mean,
+        "ratio": sides[0].mean / sides[1].mean if sides[1].mean > 0 else None,
+        "ratio_interval": None if ratio is None else list(ratio),
         "difference": difference,
         "excludes_zero": None if interval is None else not interval[0] <= 0 <= interval[1],
     }

@@ -14,6 +14,8 @@ MOST_DOCUMENTS = 60
 
 MOST_ROWS = 500
 
+FEW_TOKENS = 100
+
 Row = Mapping[str, Any]
 
 
@@ -165,7 +167,9 @@ def _kl_by(rows: Sequence[Row] | None, title: str, text: str, x_label: str, word
     if not rows:
         return ""
     slots, marks = _slots(rows, words)
-    y = svg.upwards([f for r in rows for f in (r["mean"], *(r["interval"] or [])[1:] * (r["tokens"] >= 30))])
+    # the interval of a bucket with few tokens may be so long that it would flatten the rest: it ends at the edge
+    ends = [r["interval"][1] for r in rows if r["interval"] and r["tokens"] >= FEW_TOKENS]
+    y = svg.upwards([*(r["mean"] for r in rows), *ends])
     points = [
         ((left + right) / 2, y(r["mean"]), _ends(r["interval"], y))
         for r, (left, right) in zip(rows, slots, strict=True)

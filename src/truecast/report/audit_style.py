@@ -2,9 +2,9 @@
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --card: #f5f6f8; --ink: #16191f; --quiet: #535b68; --rule: #d9dde3;
-  --main: #1d5fc4; --second: #b4530a; --third: #4d7c3a; --soft: #9dbcec; --alert: #fff3d6; --alert-ink: #5c3c00; }
+  --main: #164a9c; --second: #b4530a; --third: #4d7c3a; --soft: #5f8fdc; --alert: #fff3d6; --alert-ink: #5c3c00; }
 @media (prefers-color-scheme: dark) { :root { --paper: #12151b; --card: #1b2029; --ink: #e8ebf0; --quiet: #a3adbb;
-  --rule: #343c49; --main: #7fb0ff; --second: #f2a65e; --third: #9ccf85; --soft: #35537f; --alert: #3a2d0d;
+  --rule: #343c49; --main: #7fb0ff; --second: #f2a65e; --third: #9ccf85; --soft: #4a72ad; --alert: #3a2d0d;
   --alert-ink: #ffdf9a; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 68rem; background: var(--paper); color: var(--ink);
@@ -38,7 +38,7 @@ svg .label { fill: var(--ink); font-size: 12px; }
 .key .bar::before { border-top: .7rem solid var(--soft); } .key .second::before { border-top: 2px dashed var(--second); }
 .key .third::before { border-top: 2px dotted var(--third); }
 details { margin-top: .5rem; font-size: .875rem; } summary { cursor: pointer; color: var(--quiet); }
-.scroll { overflow-x: auto; max-height: 24rem; }
+.scroll { overflow: auto; max-height: 24rem; white-space: nowrap; overflow-wrap: normal; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .2rem .5rem; border-bottom: 1px solid var(--rule); font-weight: 400; }
 thead th { color: var(--quiet); vertical-align: bottom; }
