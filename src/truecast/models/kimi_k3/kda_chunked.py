@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from truecast.models.fused import fused
+
 CHUNK = 16
 """Tokens of a chunk; a power of two."""
 
@@ -43,11 +45,8 @@ def chunked(
     g = a.cumsum(2)
     last = g[:, :, -1:]
     if lower_bound is not None and -lower_bound * CHUNK <= MAX_EXPONENT:
-        middle = g[:, :, CHUNK // 2 - 1 : CHUNK // 2]
-        down, up = (g - middle).exp(), (middle - g).exp()
-        k_down, q_down, k_up = k * down, q * down, k * up
+        k_down, q_down, k_up, k_in, q_in, k_out = _decayed(q, k, g)
         among_keys, read = k_down @ k_up.mT, q_down @ k_up.mT
-        k_in, q_in, k_out = k_down * middle.exp(), q_down * middle.exp(), k_up * (last - middle).exp()
     else:
         among_keys, read = _pairs(k, k, g), _pairs(q, k, g)
         decay = g.exp()
@@ -73,6 +72,16 @@ def _split(x: Tensor) -> Tensor:
     batch, tokens, heads, width = x.shape
     x = functional.pad(x, (0, 0, 0, 0, 0, -tokens % CHUNK))
     return x.reshape(batch, -1, CHUNK, heads, width).permute(1, 0, 3, 2, 4).reshape(-1, batch * heads, CHUNK, width)
+
+
+@fused
+def _decayed(q: Tensor, k: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """k and q against the middle of the chunk, k up to it; k and q from its start, k to its end."""
+    middle = g[:, :, CHUNK // 2 - 1 : CHUNK // 2]
+    down, up = (g - middle).exp(), (middle - g).exp()
+    k_down, q_down, k_up = k * down, q * down, k * up
+    start, end = middle.exp(), (g[:, :, -1:] - middle).exp()
+    return k_down, q_down, k_up, k_down * start, q_down * start, k_up * end
 
 
 def _pairs(left: Tensor, right: Tensor, g: Tensor) -> Tensor:
