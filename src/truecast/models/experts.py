@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from truecast.models.fused import fused
 from truecast.models.linear import Linear
 from truecast.models.precision import like, promote
 from truecast.models.taps import Taps
@@ -82,5 +83,10 @@ class Experts:
             start += count
             x = z.index_select(0, some)
             out = self.bank.w2(e)(activation(self.bank.w1(e)(x, taps), self.bank.w3(e)(x, taps)), taps)
-            sums.index_add_(0, some, promote(out) * like(share, sums))
+            sums.index_add_(0, some, _weighted(out, share))
         return sums
+
+
+@fused
+def _weighted(out: Tensor, share: Tensor) -> Tensor:
+    return promote(out) * like(share, promote(out))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from truecast.models.fused import fused
 from truecast.models.precision import like, promote
 
 _TOKENS = 1 << 15
@@ -38,12 +39,19 @@ def mix(stream: Tensor, snapshots: Sequence[Tensor], weights: AttnRes, eps: floa
 
 
 def _mix(sources: Sequence[Tensor], query: Tensor, eps: float) -> Tensor:
-    scores = []
-    for source in sources:
-        wide = promote(source)
-        scores.append(wide @ like(query, wide) * torch.rsqrt(wide.square().mean(-1) + eps))
-    shares = torch.softmax(torch.stack(scores), dim=0)
+    shares = torch.softmax(torch.stack([_score(source, query, eps) for source in sources]), dim=0)
     mixed = torch.zeros_like(promote(sources[0]))
     for source, share in zip(sources, shares, strict=True):
-        mixed = mixed + share[:, None] * promote(source)
+        mixed = _add(mixed, share, source)
     return like(mixed, sources[0])
+
+
+@fused
+def _score(source: Tensor, query: Tensor, eps: float) -> Tensor:
+    wide = promote(source)
+    return (wide * like(query, wide)).sum(-1) * torch.rsqrt(wide.square().mean(-1) + eps)
+
+
+@fused
+def _add(mixed: Tensor, share: Tensor, source: Tensor) -> Tensor:
+    return mixed + share[:, None] * promote(source)

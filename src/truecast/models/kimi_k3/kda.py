@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from truecast.models.fused import fused
 from truecast.models.kimi_k3.config import K3Config
 from truecast.models.kimi_k3.kda_chunked import chunked
 from truecast.models.kimi_k3.kda_recurrent import recurrent
@@ -85,9 +86,9 @@ def _piece(rows: Rows, x: Tensor, w: Kda, config: K3Config, taps: Taps, carried:
     carried.tails = []
     for linear, weight, before in zip((w.q, w.k, w.v), w.convolutions, tails, strict=True):
         y, tail = short_convolution(rows.pad(linear(x, taps)), weight, before)
-        mixed.append(promote(y).reshape(*y.shape[:2], heads, width))
+        mixed.append(y.reshape(*y.shape[:2], heads, width))
         carried.tails.append(tail)
-    q, k, v = _unit(mixed[0]) * width**-0.5, _unit(mixed[1]), mixed[2]
+    q, k, v = _unit(mixed[0], width**-0.5), _unit(mixed[1], 1.0), mixed[2]
     raw = promote(w.decay_b(w.decay_a(x, taps), taps)).reshape(-1, heads, width)
     a = rows.pad(log_decay(raw, w.a_log, w.dt_bias, config.gate_lower_bound))
     beta = rows.pad(torch.sigmoid(promote(w.beta(x, taps))))
@@ -95,28 +96,33 @@ def _piece(rows: Rows, x: Tensor, w: Kda, config: K3Config, taps: Taps, carried:
         o, carried.state = recurrent(q, k, v, a, beta, carried.state)
     else:
         o, carried.state = chunked(q, k, v, a, beta, carried.state, config.gate_lower_bound)
-    o = rows.flat(o)
-    o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + config.eps) * like(w.out_norm, o)
-    o = o.flatten(1) * torch.sigmoid(promote(w.gate(x, taps)))
-    return w.out(like(o, x), taps)
+    return w.out(_gated(rows.flat(o), w.out_norm, w.gate(x, taps), config.eps), taps)
 
 
 def short_convolution(x: Tensor, weight: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
     """Depthwise causal convolution and SiLU, and what the next piece needs of this one.
 
-    Shapes: ``[B, T, D]``, ``[D, taps]``, what came before ``[B, taps - 1, D]`` or None for zeros -> ``[B, T, D]`` and
-    ``[B, taps - 1, D]``.
+    Shapes: ``[B, T, D]``, ``[D, taps]``, what came before ``[B, taps - 1, D]`` or None for zeros -> ``[B, T, D]`` in at
+    least float32, and ``[B, taps - 1, D]``.
     """
-    taps, tokens = weight.shape[1], x.shape[1]
-    before = x.new_zeros(x.shape[0], taps - 1, x.shape[2]) if tail is None else tail
+    kept = weight.shape[1] - 1
+    before = x.new_zeros(x.shape[0], kept, x.shape[2]) if tail is None else tail
     whole = torch.cat([before, x], dim=1)
-    wide, w = promote(whole), promote(weight).to(promote(x).dtype)
+    return _convolve(whole, weight), whole[:, whole.shape[1] - kept :]
+
+
+@fused
+def _convolve(whole: Tensor, weight: Tensor) -> Tensor:
+    taps = weight.shape[1]
+    tokens, wide = whole.shape[1] - (taps - 1), promote(whole)
+    w = like(weight, wide)
     y = wide[:, :tokens] * w[:, 0]
     for tap in range(1, taps):
         y = y + wide[:, tap : tap + tokens] * w[:, tap]
-    return like(functional.silu(y), x), whole[:, whole.shape[1] - (taps - 1) :]
+    return functional.silu(y)
 
 
+@fused
 def log_decay(raw: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float | None) -> Tensor:
     """Log of the decay of each channel, below zero.
 
@@ -130,6 +136,14 @@ def log_decay(raw: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float | 
     return lower_bound * torch.sigmoid(rate * shifted)
 
 
-def _unit(x: Tensor) -> Tensor:
-    """Each head's vector at length one: ``x / sqrt(sum(x^2) + 1e-6)``."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _QK_EPS)
+@fused
+def _unit(x: Tensor, length: float) -> Tensor:
+    """Each head's vector at this length: ``x / sqrt(sum(x^2) + 1e-6)``, times it."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _QK_EPS) * length
+
+
+@fused
+def _gated(o: Tensor, norm: Tensor, gate: Tensor, eps: float) -> Tensor:
+    """Norm and output gate, in at least float32. Shapes: ``[n, H, K]``, ``[K]``, ``[n, H K]`` -> ``[n, H K]``."""
+    normed = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + eps) * like(norm, o)
+    return like(normed.flatten(1) * torch.sigmoid(promote(gate)), gate)

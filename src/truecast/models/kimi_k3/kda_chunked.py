@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from truecast.models.fused import fused
+
 CHUNK = 16
 """Tokens of a chunk; a power of two."""
 
@@ -43,16 +45,13 @@ def chunked(
     g = a.cumsum(2)
     last = g[:, :, -1:]
     if lower_bound is not None and -lower_bound * CHUNK <= MAX_EXPONENT:
-        middle = g[:, :, CHUNK // 2 - 1 : CHUNK // 2]
-        down, up = (g - middle).exp(), (middle - g).exp()
-        k_down, q_down, k_up = k * down, q * down, k * up
+        k_down, q_down, k_up, k_in, q_in, k_out = _decayed(q, k, g)
         among_keys, read = k_down @ k_up.mT, q_down @ k_up.mT
-        k_in, q_in, k_out = k_down * middle.exp(), q_down * middle.exp(), k_up * (last - middle).exp()
     else:
         among_keys, read = _pairs(k, k, g), _pairs(q, k, g)
         decay = g.exp()
         k_in, q_in, k_out = k * decay, q * decay, k * (last - g).exp()
-    solve = _inverse(torch.tril(among_keys, -1) * beta) * beta.mT
+    solve = _inverse(among_keys * beta) * beta.mT
     read = torch.tril(read)
     u, w_and_q = solve @ v, torch.cat([solve @ k_in, q_in], dim=2)
     s = v.new_zeros(batch * heads, width, v.shape[-1]) if state is None else state.reshape(-1, *state.shape[2:])
@@ -75,6 +74,16 @@ def _split(x: Tensor) -> Tensor:
     return x.reshape(batch, -1, CHUNK, heads, width).permute(1, 0, 3, 2, 4).reshape(-1, batch * heads, CHUNK, width)
 
 
+@fused
+def _decayed(q: Tensor, k: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """k and q against the middle of the chunk, k up to it; k and q from its start, k to its end."""
+    middle = g[:, :, CHUNK // 2 - 1 : CHUNK // 2]
+    down, up = (g - middle).exp(), (middle - g).exp()
+    k_down, q_down, k_up = k * down, q * down, k * up
+    start, end = middle.exp(), (g[:, :, -1:] - middle).exp()
+    return k_down, q_down, k_up, k_down * start, q_down * start, k_up * end
+
+
 def _pairs(left: Tensor, right: Tensor, g: Tensor) -> Tensor:
     """``<left_i e^(g_i - g_j), right_j>`` for j <= i, diagonal by diagonal; zero above. ``[..., C, K]`` -> ``[..., C, C]``."""
     result = left.new_zeros(*left.shape[:-1], CHUNK)
@@ -86,7 +95,7 @@ def _pairs(left: Tensor, right: Tensor, g: Tensor) -> Tensor:
 
 
 def _inverse(a: Tensor) -> Tensor:
-    """``(I + A)^-1`` of strictly lower triangular ``[..., C, C]``, by halves from blocks of one element up."""
+    """``(I + A)^-1``, by halves from blocks of one element up. Only what lies below the diagonal of ``a`` counts."""
     inverse = a.new_ones(*a.shape[:-2], CHUNK, 1, 1)
     size = 1
     while size < CHUNK:

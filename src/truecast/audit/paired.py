@@ -1,0 +1,110 @@
+"""Two candidates against one reference on the same tokens: the difference, document by document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from truecast.audit.clusters import by_document
+from truecast.audit.intervals import difference_figure, ratio_interval
+from truecast.audit.positions import Positions, load_positions
+from truecast.errors import InputError
+
+SAME_NLL = 0.05
+"""How far, in nats per token, a document's reference NLL may differ between two audits of the same tokens."""
+
+_SAME_RUN = "audit both candidates against the same reference on the same corpus, device and dtype"
+
+
+def paired(a: Positions, b: Positions) -> dict[str, Any]:
+    """KL of ``a`` less KL of ``b``, positive where ``a`` costs more.
+
+    Keys: ``a`` and ``b`` (mean KLs), ``difference`` (:func:`difference_figure`), ``excludes_zero`` (None without an
+    interval), ``ratio`` of the means and ``ratio_interval`` (None where one of them is 0, or for one document), which is
+    the better figure where one costs several times the other.
+    Units: nats per token. Raises: InputError where documents, positions or the reference's figures differ.
+    """
+    _check_same(a, b)
+    difference = difference_figure(a.kl - b.kl, a.doc)
+    interval = difference["interval"]
+    sides = by_document(a.kl, a.doc), by_document(b.kl, b.doc)
+    ratio = ratio_interval(*sides) if sides[0].count > 1 else None
+    return {
+        "a": sides[0].mean,
+        "b": sides[1].mean,
+        "ratio": sides[0].mean / sides[1].mean if sides[1].mean > 0 else None,
+        "ratio_interval": None if ratio is None else list(ratio),
+        "difference": difference,
+        "excludes_zero": None if interval is None else not interval[0] <= 0 <= interval[1],
+    }
+
+
+def paired_folders(a: Path, b: Path) -> dict[str, Any]:
+    """The same from two output folders of ``truecast audit``, with both candidates' names as ``candidates``.
+
+    Reads ``audit.json`` and ``positions/*.npy``; nothing is unpickled.
+    Raises: InputError where a file is missing or malformed, or corpora or references differ.
+    """
+    documents = [_read(folder / "audit.json") for folder in (a, b)]
+    for folder, document in zip((a, b), documents, strict=True):
+        if document.get("identical"):
+            raise InputError(
+                "the weights were found identical, so no position was scored",
+                where=str(folder),
+                fix="audit with --force",
+            )
+    for what, (one, other) in _compared(*documents).items():
+        if one != other:
+            raise InputError(f"{what}: {one} against {other}", where=f"{a} and {b}", fix=_SAME_RUN)
+    result = paired(load_positions(a / "positions"), load_positions(b / "positions"))
+    return {"candidates": [document.get("candidate") for document in documents], **result}
+
+
+def _compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What two audits must have in common, as each has it; where a copy of the reference or corpus lay is no matter."""
+
+    def of(key: str, field: str) -> tuple[Any, Any]:
+        a, b = (v.get(field) if isinstance(v, dict) else v for v in (one.get(key), other.get(key)))
+        return a, b
+
+    return {
+        "reference": of("reference", "fingerprint"),
+        "corpus": of("corpus", "sha256"),
+        "limit of documents": of("corpus", "limit"),
+        "device": (one.get("device"), other.get("device")),
+        "dtype": (one.get("dtype"), other.get("dtype")),
+    }
+
+
+def _check_same(a: Positions, b: Positions) -> None:
+    if not len(a) or not len(b):
+        raise InputError("no position was scored", fix="give documents with more than one token")
+    if len(a) != len(b) or not np.array_equal(a.doc, b.doc):
+        raise InputError(f"the documents differ: {len(a):,} and {len(b):,} positions", where="doc.npy", fix=_SAME_RUN)
+    if not np.array_equal(a.pos, b.pos):
+        raise InputError("other positions were scored", where="pos.npy", fix=_SAME_RUN)
+    documents, index = np.unique(a.doc, return_inverse=True)
+    apart = np.bincount(index, weights=np.abs(a.nll_ref - b.nll_ref)) / np.bincount(index)
+    worst = int(apart.argmax())
+    if apart[worst] > SAME_NLL:
+        raise InputError(
+            f"the reference's NLL in document {documents[worst]} differs by {apart[worst]:.3g} nats per token:"
+            " other tokens, or another reference",
+            where="nll_ref.npy",
+            fix=_SAME_RUN,
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("no such file", where=str(path), fix="name the output folder of a finished audit") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"not readable: {error}", where=str(path), fix="run the audit again") from None
+    if not isinstance(document, dict):
+        raise InputError("not an audit's document", where=str(path), fix="run the audit again")
+    return document
