@@ -1,0 +1,1 @@
+"""Reference models in PyTorch, and their tokenizers and chat formats."""

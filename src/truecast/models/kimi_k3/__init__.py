@@ -1,0 +1,1 @@
+"""Kimi-K3: the reference model, its tokenizer and its chat format."""
