@@ -54,6 +54,7 @@ class ReplyParser:
     def __init__(self, tokenizer: K3Tokenizer, *, thinking: bool = True) -> None:
         self.ended = False
         self.calls = 0
+        self.tokenizer = tokenizer
         self._open, self._close, self._sep, self._end = map(tokenizer.special, (OPEN, CLOSE, SEP, END_OF_MESSAGE))
         self._stream = tokenizer.stream()
         self._channel = "think" if thinking else "response"
