@@ -1,1 +1,1 @@
-"""What a cast costs: documents, layer-streamed forward passes, exact KL and its error bars."""
+"""What a cast costs in nats per token: the layer-streamed audit and its statistics."""
