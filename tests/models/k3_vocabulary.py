@@ -30,6 +30,8 @@ MERGES = (
     b"\xe4\xb8", b"\xf0\x9f", b"00", b"12", b"  ", b"\n\n",
 )  # fmt: skip
 
+VOCABULARY = 256 + len(MERGES) + 256
+
 
 def ranks() -> dict[bytes, int]:
     tokens = [bytes([b]) for b in range(256)] + list(MERGES)

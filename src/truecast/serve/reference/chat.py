@@ -177,7 +177,7 @@ class Turn:
         if total.calls:
             message["tool_calls"] = [_call(call) for call in total.calls]
         logprobs = {"content": _logprobs(total.items, tokenizer)} if request.logprobs else None
-        choice = {"message": message, "finish_reason": total.end, "logprobs": logprobs}
+        choice: dict[str, Any] = {"message": message, "finish_reason": total.end, "logprobs": logprobs}
         if request.return_token_ids:
             choice["token_ids"] = tokens_of(total.items)
         return choice

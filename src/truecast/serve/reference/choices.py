@@ -23,7 +23,10 @@ class Choices(AbstractContextManager["Choices"]):
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Item]]()
 
         def hand_to(number: int) -> Callable[[Item], None]:
-            return lambda item: loop.call_soon_threadsafe(queue.put_nowait, (number, item)) and None
+            def hand(item: Item) -> None:
+                loop.call_soon_threadsafe(queue.put_nowait, (number, item))
+
+            return hand
 
         self._queue = queue
         self._jobs = [make(number, hand_to(number)) for number in range(count)]

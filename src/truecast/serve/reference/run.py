@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 
 from truecast.errors import InputError
+from truecast.models.device import choose_device
 from truecast.models.generate import Resident
 from truecast.models.open import open_model
 from truecast.models.text import context_length, stop_ids, tokenizer_of
@@ -61,7 +62,7 @@ def serve(location: str, host: str, port: int, device: str, ready: Callable[[str
 
 
 def _load(location: str, device: str) -> Served:
-    model = open_model(location, device=device)
+    model = open_model(location, device=choose_device(device))
     checkpoint = model.checkpoint
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer.vocab > model.vocab:
