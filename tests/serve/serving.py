@@ -48,9 +48,10 @@ class Running:
     url: str
     engine: Engine
     client: openai.OpenAI
+    http: httpx.Client
 
     def load(self) -> tuple[int, int]:
-        health = httpx.get(f"{self.url}/health").json()
+        health = self.http.get("/health").json()
         return health["running"], health["waiting"]
 
     def idle_within(self, seconds: float) -> bool:
@@ -73,8 +74,9 @@ def running(new_session: Callable[[], Session]) -> Iterator[Running]:
     thread.start()
     try:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            yield Running(url, engine, client)
+        http = httpx.Client(base_url=url, timeout=60)
+        with http, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http) as client:
+            yield Running(url, engine, client, http)
     finally:
         engine.close()
         server.should_exit = True
