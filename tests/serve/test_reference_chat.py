@@ -120,7 +120,7 @@ def test_logprobs_name_every_token(talker: Running) -> None:
     entries = answer.choices[0].logprobs.content
     ids = spoken(ANSWER + CLOSING)
     assert answer.choices[0].token_ids == ids
-    assert answer.prompt_token_ids == render(TOKENIZER, USER)
+    assert answer.prompt_token_ids == answer.choices[0].prompt_token_ids == render(TOKENIZER, USER)
     assert [bytes(e.bytes) for e in entries] == [TOKENIZER.token_bytes(i) for i in ids]
     assert all(e.logprob == pytest.approx(0, abs=1e-6) for e in entries)
     assert all(len(e.top_logprobs) == 3 and e.top_logprobs[0].token == e.token for e in entries)

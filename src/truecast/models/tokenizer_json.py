@@ -52,21 +52,24 @@ class JsonStream:
 
     def __init__(self, tokenizer: JsonTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._shown: list[int] = []
+        """The last ids that were shown: some tokenizers drop a blank at the beginning of a text."""
         self._held: list[int] = []
 
     def feed(self, token: int) -> str:
         """Text that this id completes; may be empty."""
         self._held.append(token)
-        text = self._tokenizer.decode(self._held)
-        if text.endswith(_UNFINISHED) and len(self._held) < 4:  # no character is longer than four bytes
-            return ""
-        self._held = []
-        return text
+        text = self._tokenizer.decode(self._shown + self._held)
+        return "" if text.endswith(_UNFINISHED) else self._show(text)
 
     def finish(self) -> str:
         """The rest; the stream can be used again."""
-        text, self._held = self._tokenizer.decode(self._held), []
-        return text
+        return self._show(self._tokenizer.decode(self._shown + self._held)) if self._held else ""
+
+    def _show(self, text: str) -> str:
+        before = self._tokenizer.decode(self._shown)
+        self._shown, self._held = self._held, []
+        return text[len(before) :]
 
 
 def load_tokenizer_json(opener: Opener, location: str) -> JsonTokenizer:

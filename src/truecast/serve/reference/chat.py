@@ -38,6 +38,8 @@ class Chat:
             made += len(piece.items)
             turns[number].keep(piece)
         choices = [{"index": i, **turn.choice(self._request)} for i, turn in enumerate(turns)]
+        if self._request.return_token_ids:  # vLLM has the prompt's ids beside the choices, SGLang in each of them
+            choices = [{**choice, "prompt_token_ids": self.prompt} for choice in choices]
         document = {**self._head, "object": "chat.completion", "choices": choices}
         document["usage"] = usage(len(self.prompt), made)
         if self._request.return_token_ids:
