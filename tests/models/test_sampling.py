@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truecast.models.sampling import Sampler, scored
+from truecast.errors import InputError
+from truecast.models.sampling import LEAST, Sampler, scored
 
 LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=30).map(torch.tensor)
 
@@ -58,3 +59,15 @@ def test_only_the_nucleus_is_drawn(logits: torch.Tensor, top_p: float, seed: int
 def test_an_impossible_token_is_never_drawn() -> None:
     logits = torch.tensor([0.0, -torch.inf, -torch.inf])
     assert {Sampler(1.0, 1.0, seed).pick(logits) for seed in range(100)} == {0}
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_are_an_error(bad: float) -> None:
+    logits = torch.tensor([0.0, bad, 1.0])
+    for use in (Sampler(0).pick, Sampler().pick, lambda x: scored(x, 0, 1)):
+        with pytest.raises(InputError, match="no numbers"):
+            use(logits)
+
+
+def test_a_logprob_is_a_number_even_of_an_impossible_token() -> None:
+    assert scored(torch.tensor([0.0, -torch.inf]), 1, 2).logprob == LEAST

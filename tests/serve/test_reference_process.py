@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,3 +67,17 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path: Path, cli: Callable[..., Out
     (folder / "tiktoken.model").unlink()
     outcome = cli("serve-reference", folder, "--port", 0)
     assert (outcome.code, "tiktoken.model" in outcome.err) == (2, True)
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "fastapi", "torch"])
+def test_a_missing_package_is_named(
+    package: str, tmp_path: Path, cli: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [m for m in sys.modules if m.startswith("truecast.serve.reference")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    outcome = cli("serve-reference", tmp_path)
+    assert outcome.code == 2
+    assert outcome.err == (
+        f"truecast serve-reference: serve-reference needs the package {package}; pip install 'truecast[serve]'\n"
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -102,7 +103,8 @@ def make_corpus(
         partial_path.replace(out)
     except OSError as error:
         raise RefusedError(f"cannot write: {error.strerror}", where=str(partial_path)) from None
-    return {"out": str(out), "documents": len(wanted), "kept": len(done), "made_tokens": made, **header}
+    told = {key: header[key] for key in ("tokenizer_sha256", "tokenizer_files", "vocab", "source")}
+    return {"out": str(out), "documents": len(wanted), "kept": len(done), "made_tokens": made, **told}
 
 
 def _write(file: TextIO, prompt: Prompt, answer: Sequence[int]) -> None:
@@ -136,14 +138,32 @@ def _answers(
     going_on: Continue, prompts: Sequence[Prompt], room: Sequence[int], seeds: Sequence[int], at_once: int
 ) -> Iterator[list[int]]:
     """Answers in the order of the prompts."""
+    tasks = list(zip(prompts, room, seeds, strict=True))
     if at_once == 1:
-        yield from map(going_on, prompts, room, seeds)
+        yield from (going_on(*task) for task in tasks)
         return
-    pool = ThreadPoolExecutor(at_once)
+    answers = [Future[list[int]]() for _ in tasks]
+    left = iter(zip(answers, tasks, strict=True))
+    turn, ended = threading.Lock(), threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            with turn:
+                answer, task = next(left, (None, None))
+            if answer is None or task is None:
+                return
+            try:
+                answer.set_result(going_on(*task))
+            except Exception as error:
+                answer.set_exception(error)
+
+    for _ in range(at_once):  # daemons: Ctrl-C does not wait for a server
+        threading.Thread(target=work, daemon=True).start()
     try:
-        yield from pool.map(going_on, prompts, room, seeds)
+        for answer in answers:
+            yield answer.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        ended.set()
 
 
 def _from_server(url: str, name: str, temperature: float, prompt: Prompt, room: int, seed: int) -> list[int]:

@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from truecast.errors import InputError
+
 F64 = NDArray[np.float64]
+LEAST = -9999.0
+"""Stands for the log of zero, which JSON cannot hold; as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,10 @@ class Sampler:
         self._random = np.random.default_rng([entropy, stream])
 
     def pick(self, logits: Tensor) -> int:
-        """Next token from logits ``[V]``: the largest at temperature 0, else drawn from the nucleus."""
+        """Next token from logits ``[V]``: the largest at temperature 0, else drawn from the nucleus.
+
+        Raises: InputError where the logits are no numbers.
+        """
         values = _numbers(logits)
         if self.temperature == 0:
             return int(values.argmax())
@@ -50,8 +57,11 @@ class Sampler:
 
 
 def scored(logits: Tensor, token: int, top: int) -> Scored:
-    """``token`` against logits ``[V]``, with the ``top`` most probable tokens, ties by id."""
-    logprobs = log_softmax(_numbers(logits))
+    """``token`` against logits ``[V]``, with the ``top`` most probable tokens, ties by id.
+
+    Raises: InputError where the logits are no numbers. Log probabilities end at :data:`LEAST`.
+    """
+    logprobs = np.maximum(log_softmax(_numbers(logits)), LEAST)
     best: NDArray[np.intp] = np.empty(0, np.intp)
     if top:
         best = np.argpartition(-logprobs, min(top, len(logprobs)) - 1)[:top]
@@ -72,4 +82,7 @@ def _at(shares: F64, draw: float) -> int:
 
 
 def _numbers(logits: Tensor) -> F64:
-    return np.asarray(logits.detach().cpu().double().numpy(), np.float64)
+    values = np.asarray(logits.detach().cpu().double().numpy(), np.float64)
+    if not values.max() < np.inf:  # NaN too; minus infinity is a token that cannot come
+        raise InputError("the model's logits are no numbers", fix="run truecast check: the checkpoint may be faulty")
+    return values

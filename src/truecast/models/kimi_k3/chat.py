@@ -200,7 +200,7 @@ def _in_call_order(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
         if not isinstance(message, Mapping):
             raise InputError("is no object", where=f"messages[{number}]")
     ordered: list[Mapping[str, Any]] = []
-    calls: dict[str, tuple[int, Any]] = {}
+    calls: dict[str, tuple[int, str]] = {}
     start = 0
     while start < len(messages):
         message = messages[start]
@@ -214,17 +214,17 @@ def _in_call_order(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
         if run and all(answered):
             matched = [(*found, m) for found, m in zip(answered, run, strict=True) if found is not None]
             matched.sort(key=lambda entry: entry[0])
-            ordered += [m if name is None else {**m, "tool": name} for _, name, m in matched]
+            ordered += [{**m, "tool": name} for _, name, m in matched]
         else:
             ordered += run or [message]
         start = max(end, start + 1)
     return ordered
 
 
-def _by_id(calls: Any, where: str) -> dict[str, tuple[int, Any]]:
+def _by_id(calls: Any, where: str) -> dict[str, tuple[int, str]]:
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise InputError("tool_calls is no list", where=where)
-    found: dict[str, tuple[int, Any]] = {}
+    found: dict[str, tuple[int, str]] = {}
     for position, call in enumerate(calls):
         function = _function(call, where)
         if call.get("id") is not None:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from truecast.errors import InputError
 from truecast.models.sampling import Sampler, Scored, scored
 
 PREFILL_TOKENS = 128
@@ -164,6 +165,9 @@ class Engine:
         while (job := self._next()) is not None:
             try:
                 more = job.step(self._new_session)
+            except InputError as error:
+                job.emit(Failed(str(error)))
+                more = False
             except Exception as error:  # one request must not end the server
                 log.warning("a request failed: %s", error, exc_info=True)
                 job.emit(Failed(f"{type(error).__name__}: {error}"))
