@@ -13,12 +13,12 @@ from truecast.errors import InputError
 from truecast.models import open_model
 from truecast.models.generate import Resident, logits
 
-LLAMA3 = {
+LLAMA3 = {  # under theta 500,000 the four pairs of 8 channels turn 81, 3.1, 0.1 and 0.004 times in 512 tokens
     "rope_type": "llama3",
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
+    "original_max_position_embeddings": 512,
 }
 SMALL = {
     "vocab_size": 97,

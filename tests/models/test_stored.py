@@ -13,8 +13,12 @@ import torch
 
 from tests.models.k3_checkpoint import edit_config, rewrite
 from truecast.checkpoint.files import ByteFile, Opener
+from truecast.checkpoint.source import open_checkpoint
 from truecast.errors import InputError
+from truecast.layouts.recognise import recognise
 from truecast.models import open_model
+from truecast.models.packed import Packed
+from truecast.models.stored import Stored, opened
 
 LAYER = "language_model.model.layers."
 
@@ -70,6 +74,35 @@ def test_a_config_that_does_not_fit(own_k3: Path, change: dict[str, Any], word: 
         model.embedding_tensor()
         for i in range(model.layers):
             model.load_layer(i)
+
+
+@pytest.mark.parametrize(
+    ("layout", "factor"),
+    [
+        (("weight", "weight_scale_2", "input_scale"), 0.25),
+        (("weight_packed", "weight_global_scale", "input_global_scale"), 4.0),
+    ],
+)
+def test_scales_multiply_whether_stored_so_or_inverted(tmp_path: Path, layout: tuple[str, ...], factor: float) -> None:
+    from safetensors.torch import save_file
+
+    codes, global_scale, input_scale = (f"m.{part}" for part in layout)
+    tensors = {
+        codes: torch.full((2, 16), 0x22, dtype=torch.uint8),
+        "m.weight_scale": torch.ones(2, 2).to(torch.float8_e4m3fn),
+        global_scale: torch.tensor([factor]),
+        input_scale: torch.tensor([factor]),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    with opened(checkpoint) as read:
+        matrix = Stored(checkpoint, recognise(checkpoint.tensors), torch.device("cpu"), torch.float32, read).linear(
+            "m", 2, 32
+        )
+    assert isinstance(matrix, Packed)
+    assert torch.equal(matrix.weight(), torch.full((2, 32), 0.25))
+    assert matrix.input_scale is not None
+    assert float(matrix.input_scale) == 0.25
 
 
 def test_no_config(own_k3: Path) -> None:

@@ -52,7 +52,7 @@ def chunked(
         among_keys, read = _pairs(k, k, g), _pairs(q, k, g)
         decay = g.exp()
         k_in, q_in, k_out = k * decay, q * decay, k * (last - g).exp()
-    solve = _inverse(torch.tril(among_keys, -1) * beta) * beta.mT
+    solve = _inverse(among_keys * beta) * beta.mT
     read = torch.tril(read)
     u, w_and_q = solve @ v, torch.cat([solve @ k_in, q_in], dim=2)
     s = v.new_zeros(batch * heads, width, v.shape[-1]) if state is None else state.reshape(-1, *state.shape[2:])
@@ -86,7 +86,7 @@ def _pairs(left: Tensor, right: Tensor, g: Tensor) -> Tensor:
 
 
 def _inverse(a: Tensor) -> Tensor:
-    """``(I + A)^-1`` of strictly lower triangular ``[..., C, C]``, by halves from blocks of one element up."""
+    """``(I + A)^-1``, by halves from blocks of one element up. Only what lies below the diagonal of ``a`` counts."""
     inverse = a.new_ones(*a.shape[:-2], CHUNK, 1, 1)
     size = 1
     while size < CHUNK:
