@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.k3_vocabulary import NAMED, ranks
@@ -180,6 +180,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.text(), st.text(), st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), JSON, max_size=3))),
     st.booleans(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -86,12 +87,12 @@ def test_no_more_sequences_at_once_than_there_are_places(log: Log) -> None:
     for job in jobs:
         engine.submit(job)
     while engine.load() != (MAX_ACTIVE, 5) or len(sessions) < MAX_ACTIVE:
-        pass
+        time.sleep(0.001)
     assert len(sessions) == MAX_ACTIVE
     for job in jobs[:5]:
         job.cancel()
     while engine.load() != (MAX_ACTIVE, 0):
-        pass
+        time.sleep(0.001)
     engine.close()
     assert {item for name, item in log.items if name in set("01234") and not isinstance(item, Scored)} == set()
 
@@ -100,7 +101,7 @@ def test_closing_fails_what_is_left_and_what_comes_after(log: Log) -> None:
     engine = Engine(lambda: Scripted([1], delay_s=0.01))
     engine.submit(log.job("running", [5], 1000))
     while not log.items:
-        pass
+        time.sleep(0.001)
     engine.close()
     engine.submit(log.job("late", [5], 1))
     log.wait(2)

@@ -58,7 +58,7 @@ FIELDS = ("messages", "prompt", "max_completion_tokens", "temperature", "top_p",
           "tools", "tool_choice", "response_format", "stream_options", "echo", "chat_template_kwargs")  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(st.sampled_from(PATHS), st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
 def test_no_field_of_any_type_gives_a_500(server: Running, path: str, fields: dict[str, Any]) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "prompt": "a", **fields, "max_tokens": 2}
