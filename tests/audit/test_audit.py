@@ -17,8 +17,9 @@ import torch
 
 from tests.audit.toy import LAYERS, ToyModel, toy_documents, write_corpus, write_toy
 from truecast.audit import audit as audits
-from truecast.audit.audit import Options, audit_models
+from truecast.audit.audit import audit_models
 from truecast.audit.memory import Fit
+from truecast.audit.options import Options
 from truecast.audit.positions import load_positions
 from truecast.errors import InputError, RefusedError
 
@@ -120,7 +121,9 @@ def test_tiles_change_nothing_but_roundings(
     whole, tiles = (load_positions(tmp_path / name / "positions") for name in ("whole", "tiles"))
     np.testing.assert_allclose(tiles.kl, whole.kl, rtol=1e-9, atol=1e-13)
     np.testing.assert_array_equal(tiles.doc, whole.doc)
-    np.testing.assert_allclose(*(np.load(tmp_path / n / "positions" / "floor-1.npy") for n in ("whole", "tiles")), atol=1e-12)
+    np.testing.assert_allclose(
+        *(np.load(tmp_path / n / "positions" / "floor-1.npy") for n in ("whole", "tiles")), atol=1e-12
+    )
 
 
 def test_states_on_disk_give_the_same_bits_as_states_in_memory(
@@ -129,7 +132,9 @@ def test_states_on_disk_give_the_same_bits_as_states_in_memory(
     for name, kept in (("memory", 1 << 30), ("disk", 0), ("both", 9000)):
         monkeypatch.setattr(audits, "fit", lambda *_, kept=kept: Fit(40, True, kept, 7, 16))
         run(sides, tmp_path / name)
-    arrays = {n: {p.name: p.read_bytes() for p in (tmp_path / n / "positions").iterdir()} for n in ("memory", "disk", "both")}
+    arrays = {
+        n: {p.name: p.read_bytes() for p in (tmp_path / n / "positions").iterdir()} for n in ("memory", "disk", "both")
+    }
     assert arrays["memory"] == arrays["disk"] == arrays["both"]
     assert len(arrays["disk"]) == 12
 
@@ -175,6 +180,44 @@ def test_a_finished_audit_is_not_run_again(sides: tuple[Path, Path, Path], tmp_p
     assert audit_models(model, ToyModel(sides[1], torch.float64), sides[2], tmp_path / "out", OPTIONS) == first
     assert model.loaded == []
     assert not list((tmp_path / "out" / ".audit").glob("*.rows"))
+
+
+def test_a_run_that_goes_on_keeps_its_tiles(
+    sides: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(stage: str, done: int, total: int) -> None:
+        raise Stop
+
+    monkeypatch.setattr(audits, "fit", lambda *_: Fit(40, True, 0, 7, 16))
+    run(sides, tmp_path / "whole")
+    for name in ("more", "less"):
+        with pytest.raises(Stop):
+            run(sides, tmp_path / name, progress=stop)
+    monkeypatch.setattr(audits, "fit", lambda *_: Fit(1000, True, 0, 7, 16))
+    run(sides, tmp_path / "more")
+    kl = [(tmp_path / name / "positions" / "kl.npy").read_bytes() for name in ("whole", "more")]
+    assert kl[0] == kl[1]
+    monkeypatch.setattr(audits, "fit", lambda *_: Fit(31, True, 0, 7, 16))
+    with pytest.raises(RefusedError, match="begun with tiles of 40 tokens"):
+        run(sides, tmp_path / "less")
+
+
+def test_an_edited_record_is_not_believed(sides: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(sides, tmp_path / "out", progress=stop)
+    record = tmp_path / "out" / ".audit" / "step-00000.json"
+    record.write_text(record.read_text().replace("reference.layer0", "reference.layer9"))
+    with pytest.raises(RefusedError, match=r"step-00000\.json: is damaged"):
+        run(sides, tmp_path / "out")
+    (tmp_path / "out" / ".audit" / "journal.json").write_text("{}")
+    with pytest.raises(RefusedError, match=r"journal\.json: is damaged"):
+        run(sides, tmp_path / "out")
 
 
 def test_another_audit_or_another_ones_folder_is_not_touched(sides: tuple[Path, Path, Path], tmp_path: Path) -> None:

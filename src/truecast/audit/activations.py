@@ -17,9 +17,6 @@ from truecast.errors import InputError
 from truecast.layouts import format_of
 from truecast.layouts.base import Matrix
 
-KINDS = ("none", "fp8-tensor", "fp8-token", "mxfp8", "nvfp4")
-KV_KINDS = ("none", "fp8")
-
 _STATIC = {"fp8-tensor": ("w4afp8", "fp8"), "nvfp4": ("nvfp4",)}
 """Formats whose stored input scales mean what this kind needs."""
 
@@ -111,5 +108,7 @@ def _stored(matrix: Matrix, checkpoint: Checkpoint) -> float | None:
         return None
     value = read_scalar(matrix.input_scale, checkpoint)
     if not (value > 0 and value < float("inf")):
-        raise InputError(f"input scale is {value}; it must be positive and finite", where=matrix.input_scale.tensor.where)
+        raise InputError(
+            f"input scale is {value}; it must be positive and finite", where=matrix.input_scale.tensor.where
+        )
     return 1 / value if matrix.layout == _DIVIDES else value

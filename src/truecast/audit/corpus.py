@@ -126,7 +126,7 @@ def _check_header(header: dict[str, Any], path: Path) -> dict[str, str]:
     where = f"{path}, line 1"
     if header.get("schema") != SCHEMA:
         raise InputError(
-            f"the first line must be a header with \"schema\": \"{SCHEMA}\"",
+            f'the first line must be a header with "schema": "{SCHEMA}"',
             where=where,
             fix="make the corpus with `truecast corpus`",
         )
@@ -142,11 +142,11 @@ def _check_header(header: dict[str, Any], path: Path) -> dict[str, str]:
 def _document(value: dict[str, Any], where: str, vocab: int) -> Document:
     name = value.get("id")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS:
-        raise InputError(f"\"id\" is no text of 1 to {MAX_ID_CHARACTERS} characters", where=where)
+        raise InputError(f'"id" is no text of 1 to {MAX_ID_CHARACTERS} characters', where=where)
     where = f"document {name!r} in {where}"
     tokens = value.get("tokens")
     if not isinstance(tokens, list):
-        raise InputError("\"tokens\" is no list", where=where)
+        raise InputError('"tokens" is no list', where=where)
     if len(tokens) < 2:
         what = "is empty" if not tokens else "has one token"
         raise InputError(f"{what}: at least two tokens are needed to score a prediction", where=where)
@@ -161,10 +161,10 @@ def _document(value: dict[str, Any], where: str, vocab: int) -> Document:
             )
     start = value.get("scored_from", 0)
     if type(start) is not int or start < 0:
-        raise InputError("\"scored_from\" is no whole number of at least 0", where=where)
+        raise InputError('"scored_from" is no whole number of at least 0', where=where)
     if start > len(tokens) - 2:
         raise InputError(
-            f"nothing is scored: \"scored_from\" is {start}, and position {len(tokens) - 2} is the last that predicts a"
+            f'nothing is scored: "scored_from" is {start}, and position {len(tokens) - 2} is the last that predicts a'
             " known token",
             where=where,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 
 from truecast.audit.memory import trim
@@ -32,7 +30,6 @@ def identical(ref: Decoder, cand: Decoder, ahead: bool, progress: Progress | Non
         if not same_weights(*pair):
             return False
         del pair
-        gc.collect()
         trim()
         if progress:
             done = sum(t.nbytes for model in (ref, cand) for t in model.layer_tensors(order[place]))

@@ -45,7 +45,8 @@ class Fit:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What decides, in bytes of host memory: the largest layer of both sides together, what reading it takes besides,
-    one token of a tile, both heads. ``longest`` and ``tokens``: of a document, of the corpus."""
+    one token of a tile, both heads. ``longest`` and ``tokens``: of a document, of the corpus. ``on_device``: the largest
+    layer of both sides where it lies on a GPU."""
 
     layer: int
     reading: int
@@ -53,6 +54,7 @@ class Needs:
     head: int
     longest: int
     tokens: int
+    on_device: int = 0
 
 
 def loaded_bytes(tensors: Iterable[TensorInfo], dtype: torch.dtype) -> int:
@@ -66,9 +68,12 @@ def fit(memory: int | None, needs: Needs, device: torch.device) -> Fit:
     Raises: RefusedError with the smallest workable number where one layer and the longest document do not fit.
     """
     tile = max(TILE_TOKENS[device.type], needs.longest)
-    rows, vocabulary = (256, 4096) if device.type == "cpu" else (4096, 16384)
+    rows, vocabulary = (256, 2048) if device.type == "cpu" else (4096, 16384)
+    both = True
+    if device.type == "cuda":
+        tile, both = _on_gpu(tile, needs, torch.cuda.mem_get_info(device)[0])
     if memory is None:
-        return Fit(tile, True, _available() // 4, rows, vocabulary)
+        return Fit(tile, both, _available() // 4, rows, vocabulary)
     fixed = resident_bytes() + MARGIN_BYTES + needs.reading + needs.layer
     least = max(fixed + needs.longest * needs.token, fixed - needs.layer + needs.head)
     if memory < least:
@@ -79,12 +84,32 @@ def fit(memory: int | None, needs: Needs, device: torch.device) -> Fit:
             fix=f"the smallest that works is {-(-least // 10**6)}MB",
         )
     wanted = min(tile, needs.tokens) * needs.token
-    ahead = memory >= fixed + needs.layer + needs.longest * needs.token
+    ahead = both and memory >= fixed + needs.layer + needs.longest * needs.token
     free = memory - fixed - (needs.layer if ahead else 0)
     if wanted > free:
         tile = max(free // needs.token, needs.longest)
     kept = free - min(tile, needs.tokens) * needs.token
-    return Fit(tile, ahead, max(0, min(kept, memory - (least - fixed) - fixed)), rows, vocabulary // 2)
+    return Fit(tile, ahead, max(0, min(kept, memory - least)), rows, vocabulary)
+
+
+def _on_gpu(tile: int, needs: Needs, free: int) -> tuple[int, bool]:
+    """Tile size, and whether a second layer of both sides fits, in ``free`` bytes of a GPU.
+
+    Raises: RefusedError where one layer of both sides and the longest document do not fit.
+    """
+    usable = free - free // 10
+    least = needs.on_device + needs.longest * needs.token
+    if usable < least:
+        raise RefusedError(
+            f"one layer of both checkpoints and the longest document ({needs.longest:,} tokens) need"
+            f" {least / 1e9:,.1f} GB, {usable / 1e9:,.1f} GB of the GPU are free",
+            where="--device cuda",
+            fix="use --device cpu, or shorter documents",
+        )
+    wanted = min(tile, needs.tokens) * needs.token
+    ahead = usable >= 2 * needs.on_device + min(wanted, usable // 4)
+    room = usable - needs.on_device * (2 if ahead else 1)
+    return max(needs.longest, min(tile, room // needs.token)), ahead
 
 
 def bytes_of_token(hidden: int, widest: int, snapshots: int, dtype: torch.dtype) -> int:

@@ -42,13 +42,34 @@ def paired_folders(a: Path, b: Path) -> dict[str, Any]:
     Raises: InputError where a file is missing or malformed, or corpora or references differ.
     """
     documents = [_read(folder / "audit.json") for folder in (a, b)]
-    for key in ("reference", "corpus"):
-        if documents[0].get(key) != documents[1].get(key):
+    for folder, document in zip((a, b), documents, strict=True):
+        if document.get("identical"):
             raise InputError(
-                f"the two audits have another {key}", where=f"{a / 'audit.json'}, {b / 'audit.json'}", fix=_SAME_RUN
+                "the weights were found identical, so no position was scored",
+                where=str(folder),
+                fix="audit with --force",
             )
+    for what, (one, other) in _compared(*documents).items():
+        if one != other:
+            raise InputError(f"{what}: {one} against {other}", where=f"{a} and {b}", fix=_SAME_RUN)
     result = paired(load_positions(a / "positions"), load_positions(b / "positions"))
     return {"candidates": [document.get("candidate") for document in documents], **result}
+
+
+def _compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What two audits must have in common, as each has it; where a copy of the reference or corpus lay is no matter."""
+
+    def of(key: str, field: str) -> tuple[Any, Any]:
+        a, b = (v.get(field) if isinstance(v, dict) else v for v in (one.get(key), other.get(key)))
+        return a, b
+
+    return {
+        "reference": of("reference", "fingerprint"),
+        "corpus": of("corpus", "sha256"),
+        "limit of documents": of("corpus", "limit"),
+        "device": (one.get("device"), other.get("device")),
+        "dtype": (one.get("dtype"), other.get("dtype")),
+    }
 
 
 def _check_same(a: Positions, b: Positions) -> None:

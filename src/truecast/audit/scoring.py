@@ -57,7 +57,7 @@ def score(work: Pass, states: Tracks, fit: Fit, progress: Progress | None) -> Sc
         noise = [final(noisy(seed), ref_head) for seed in work.seeds]
         error.add(cand, ref)
         _fill_places(arrays, work, tile, places)
-        for some in torch.arange(len(rows), device=work.device).split(fit.scored_rows):
+        for some in torch.split(torch.arange(len(rows), device=work.device), fit.scored_rows):
             found = divergence(
                 (ref[some], ref_head.weight),
                 (cand[some], cand_head.weight),
@@ -99,13 +99,13 @@ def _scored(
     return np.concatenate(rows), np.concatenate(places), following
 
 
-def _fill_places(
-    arrays: dict[str, NDArray[np.generic]], work: Pass, tile: Tile, places: NDArray[np.int64]
-) -> None:
+def _fill_places(arrays: dict[str, NDArray[np.generic]], work: Pass, tile: Tile, places: NDArray[np.int64]) -> None:
     documents: Sequence[int] = tile.documents
     scored = [work.corpus.documents[d] for d in documents]
     arrays["doc"][places] = np.repeat(np.array(documents, np.int32), [d.scored for d in scored])
-    arrays["pos"][places] = np.concatenate([np.arange(d.scored_from, len(d.tokens) - 1, dtype=np.int32) for d in scored])
+    arrays["pos"][places] = np.concatenate(
+        [np.arange(d.scored_from, len(d.tokens) - 1, dtype=np.int32) for d in scored]
+    )
 
 
 def _check(arrays: dict[str, NDArray[np.generic]], work: Pass) -> None:

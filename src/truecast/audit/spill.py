@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ class Store:
     def write(self, name: str, tile: int, rows: torch.Tensor) -> None:
         """Store one tile of array ``name``. Shape: ``[tile's rows, hidden]``. Raises: RefusedError on a full disk."""
         rows = rows.detach().to("cpu", self._dtype).contiguous()
-        view = memoryview(rows.view(torch.uint8).numpy()).cast("B")
+        view = _bytes(rows)
         position = self._starts[tile]
         with explained(self._path(name)):
             while view:
@@ -60,16 +61,23 @@ class Store:
         if (kept := self._kept.get(name, {}).get(tile)) is not None:
             return kept
         rows = torch.empty((self._sizes[tile], self._hidden), dtype=self._dtype)
-        view, position = memoryview(rows.view(torch.uint8).numpy()).cast("B"), self._starts[tile]
+        view, position = _bytes(rows), self._starts[tile]
         with explained(self._path(name)):
             while view:
                 done = os.preadv(self._file(name), [view], position)
                 if done == 0:
                     raise RefusedError(
-                        "is shorter than it was", where=str(self._path(name)), fix="remove the output folder, start again"
+                        "is shorter than it was",
+                        where=str(self._path(name)),
+                        fix="remove the output folder, start again",
                     )
                 view, position = view[done:], position + done
         return rows
+
+    def let_go(self, name: str, tile: int) -> None:
+        """A tile will not be read again soon: its file is enough."""
+        if (rows := self._kept.get(name, {}).pop(tile, None)) is not None:
+            self._used -= rows.numel() * rows.element_size()
 
     def sync(self) -> None:
         """Make everything written so far durable."""
@@ -103,3 +111,9 @@ class Store:
         if name not in self._files:
             self._files[name] = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         return self._files[name]
+
+
+def _bytes(rows: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    whole: Any = rows.view(torch.uint8).numpy()
+    return memoryview(whole).cast("B")

@@ -5,9 +5,9 @@ The reference, the candidate and the noisy references move together, so that no 
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,9 @@ class _Errors:
 
 
 @torch.no_grad()
-def run_layers(work: Pass, folder: Folder, ahead: bool, progress: Progress | None) -> tuple[Tracks, list[dict[str, Any]]]:
+def run_layers(
+    work: Pass, folder: Folder, ahead: bool, progress: Progress | None
+) -> tuple[Tracks, list[dict[str, Any]]]:
     """Push all rows through all layers, going on where ``folder`` says. Returns the last states and a list by layer.
 
     Raises: InputError where a layer gives what is no finite number.
@@ -93,7 +95,6 @@ def run_layers(work: Pass, folder: Folder, ahead: bool, progress: Progress | Non
             torch.cuda.synchronize(work.device)  # before its memory is used again by the thread that loads
         index, read = pair.index, pair.read
         del pair
-        gc.collect()
         trim()
         work.store.sync()
         records.append(_record(work, states, errors, index, same, read, time.monotonic() - began))
@@ -116,8 +117,21 @@ class _Pair:
 
 def _load(work: Pass, index: int) -> _Pair:
     before = work.read_bytes
-    ref, cand = work.ref.load_layer(index), work.cand.load_layer(index)
+    with _own_stream(work.device):
+        ref, cand = work.ref.load_layer(index), work.cand.load_layer(index)
     return _Pair(index, ref, cand, work.read_bytes - before)
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU, copies of what is loaded do not queue up behind the kernels of the layer that computes."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 def _layer_bytes(work: Pass, index: int) -> int:
@@ -182,6 +196,8 @@ def _push(work: Pass, states: Tracks, pair: _Pair) -> tuple[Tracks, _Errors, boo
             errors.noisy[seed].add(out.stream, ref.stream)
             del out
         del ref
+        for stream in {state.stream for state in states.values()}:
+            work.store.let_go(stream, number)
     return after, errors, together
 
 

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from html import escape
+
 
 def counted(number: int, what: str) -> str:
     """``1 matrix``, ``2 matrices``, ``1,000 faults``."""
     plural = what[:-1] + "ces" if what.endswith("ix") else what + "s"
     return f"{number:,} {what if number == 1 else plural}"
+
+
+def figure(number: float, digits: int = 3) -> str:
+    """A number for people: ``0.00123``, ``12.3``, ``1,230``; powers of ten below 0.0001: ``1.23e-05``."""
+    if number == 0:
+        return "0"
+    if not 1e-4 <= abs(number) < 1e6:
+        return f"{number:.{digits - 1}e}"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(number))), 0)
+    return f"{number:,.{decimals}f}"
+
+
+def percent(share: float) -> str:
+    """A share as percent with sensible digits: ``96.4%``, ``0.43%``, ``100%``."""
+    number = 100 * share
+    if number in (0, 100):
+        return f"{number:.0f}%"
+    if number > 99:  # what is missing tells
+        return f"{100 - float(f'{100 * (1 - share):.2g}'):.12g}%"
+    return f"{figure(number)}%"
+
+
+def as_html(text: str) -> str:
+    """Text that means only itself in HTML, also inside an attribute; characters that cannot be seen become escapes."""
+    return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))

@@ -1,0 +1,145 @@
+"""``truecast audit REF CAND --corpus FILE``: what the cast costs in nats per token."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from truecast.audit.kinds import ACTIVATIONS, DEVICES, KV
+from truecast.checkpoint.writer import write_file
+from truecast.cli.output import gigabytes, positive, print_result, progress, table
+from truecast.cli.target import size_in_bytes
+from truecast.errors import InputError
+from truecast.report.audit_page import render_audit_page, verdict
+from truecast.report.words import counted, figure, percent
+
+NAME = "audit"
+HELP = "Measure what a cast costs: exact KL to the reference, with intervals, reading each weight once."
+PAGE = "audit.html"
+SHOWN_LAYERS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    parser.add_argument("ref", metavar="REF", help="the reference checkpoint")
+    parser.add_argument("cand", metavar="CAND", help="the candidate: the same model in another form")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, metavar="FILE", help="documents as token ids, made by `truecast corpus`"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="keep positions, layers and a page here, and go on from here after a stop",
+    )
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="default: CUDA where there is a GPU")
+    parser.add_argument(
+        "--memory",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="resident memory to stay within, e.g. 600MB (default: no cap)",
+    )
+    parser.add_argument(
+        "--activations", choices=ACTIVATIONS, default="none", help="what serving rounds the candidate's inputs to"
+    )
+    parser.add_argument("--kv", choices=KV, default="none", help="what serving rounds the candidate's KV cache to")
+    parser.add_argument(
+        "--floor-seeds", type=_seeds, default=3, metavar="N", help="runs of the noise floor, 0 for none (default: 3)"
+    )
+    parser.add_argument("--force", action="store_true", help="compute both sides, even where their weights are equal")
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Audit, print the figures, write the page."""
+    try:
+        from truecast.audit.audit import audit
+        from truecast.audit.options import Options
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("audit needs PyTorch", fix="pip install 'truecast[torch]'") from None
+    options = Options(
+        device=args.device,
+        memory=args.memory,
+        activations=args.activations,
+        kv=args.kv,
+        seeds=tuple(range(args.floor_seeds)),
+        force=args.force,
+        limit=args.limit,
+    )
+    with progress(args) as report:
+        document = audit(args.ref, args.cand, args.corpus, args.out, options, report)
+    if args.out is not None:
+        write_file(args.out / PAGE, render_audit_page(document).encode())
+    print_result(args, document, lambda console: _render(console, document, args.out))
+    return 0
+
+
+def _seeds(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _render(console: Console, document: Mapping[str, Any], out: Path | None) -> None:
+    corpus, read = document["corpus"], document["read"]
+    if (warning := document["kl"].get("warning")) is not None:
+        console.print(f"warning  {warning}")
+    console.print(verdict(document))
+    console.print(table("", ("figure", ">value", "95% interval"), _figures(document)))
+    if document["layers"]:
+        console.print(
+            table("\nlayers where the error grows most", ("layer", ">error", ">before", ">floor"), _jumps(document))
+        )
+    scored = f"{corpus['scored']:,} positions of {counted(corpus['documents'], 'document')}"
+    console.print(
+        f"\n{scored} scored on {document['device']} in {document['dtype']}, {document['seconds']:,.0f} s;"
+        f" {gigabytes(read['bytes'])} read of {gigabytes(read['checkpoint_bytes'])}"
+    )
+    if out is not None:
+        console.print(f"page  {out / PAGE}")
+
+
+def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    kl = document["kl"]
+    yield "KL, nats per token", figure(kl["mean"]), _ends(kl.get("interval"))
+    if floor := document.get("floor"):
+        yield f"noise floor, {counted(len(floor['seeds']), 'seed')}", figure(floor["mean"]), ""
+    if excess := document.get("excess"):
+        yield "excess over the floor", figure(excess["mean"]), _ends(excess["interval"])
+    if "p99" in kl:
+        yield "median", figure(kl["median"]), ""
+        yield "99th percentile", figure(kl["p99"]), ""
+        yield "share of the worst 1%", percent(kl["worst_1_percent_share"]), ""
+    yield "reverse KL", figure(document["reverse_kl"]["mean"]), _ends(document["reverse_kl"].get("interval"))
+    top1 = document["top1"]
+    yield "same first choice", percent(top1["agreement"]), _ends(top1.get("interval"), percent)
+    ratio = document.get("perplexity") or {}
+    if ratio.get("ratio") is not None:
+        yield "perplexity ratio", figure(ratio["ratio"], 5), _ends(ratio.get("ratio_interval"), lambda x: figure(x, 5))
+
+
+def _ends(interval: Sequence[float] | None, words: Any = figure) -> str:
+    return f"{words(interval[0])} to {words(interval[1])}" if interval else ""
+
+
+def _jumps(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The layers after which the stream's relative error is larger than before by most, largest first."""
+    layers = document["layers"]
+    before = [0.0, *(layer["relative_error"] for layer in layers[:-1])]
+    grown = sorted(zip(layers, before, strict=True), key=lambda pair: pair[1] - pair[0]["relative_error"])
+    return [
+        (
+            str(layer["layer"]),
+            figure(layer["relative_error"]),
+            figure(error),
+            "" if layer["floor_error"] is None else figure(layer["floor_error"]),
+        )
+        for layer, error in grown[:SHOWN_LAYERS]
+        if layer["relative_error"] > error
+    ]

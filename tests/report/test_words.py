@@ -1,0 +1,31 @@
+"""Numbers for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from truecast.report.words import figure, percent
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "0"),
+        (0.00889572, "0.00890"),
+        (12.34, "12.3"),
+        (1234.5, "1,234"),
+        (-0.5, "-0.500"),
+        (1.234e-5, "1.23e-05"),
+        (2e7, "2.00e+07"),
+    ],
+)
+def test_three_digits(number: float, words: str) -> None:
+    assert figure(number) == words
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0, "0%"), (1, "100%"), (0.0043, "0.430%"), (0.9642, "96.4%"), (0.99973, "99.973%"), (0.999999999, "99.9999999%")],
+)
+def test_shares_near_all_keep_what_is_missing(share: float, words: str) -> None:
+    assert percent(share) == words
