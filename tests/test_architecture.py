@@ -44,10 +44,10 @@ THIRD_PARTY = {
     "formats": {"numpy", "ml_dtypes"},
     "checkpoint": {"fsspec"},
     "families": set(),
-    "serve": set(),
-    "report": set(),
-    "models": {"numpy", "torch", "tiktoken"},
+    "models": {"numpy", "torch", "tiktoken", "tokenizers"},
     "audit": {"numpy", "torch"},
+    "serve": {"numpy", "torch", "fastapi", "pydantic", "starlette", "uvicorn"},
+    "report": set(),
     "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},
 }
 VERIFY_MAY_NOT_USE = {"truecast.formats.exact"}

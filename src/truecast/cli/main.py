@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from truecast import __version__
 from truecast.errors import RefusedError, TruecastError
 
-VERBS = ("inspect", "plan", "convert", "verify", "check", "audit")
-"""Modules of this package; imported once ``main`` can answer Ctrl-C."""
+VERBS = ("inspect", "plan", "convert", "verify", "check", "audit", "corpus", "serve-reference")
+"""Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
 
 INTERRUPTED = 130
 
@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"truecast {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in (importlib.import_module(f"truecast.cli.{name}") for name in VERBS):
+    for verb in (importlib.import_module(f"truecast.cli.{name.replace('-', '_')}") for name in VERBS):
         sub = verbs.add_parser(verb.NAME, help=verb.HELP, description=verb.HELP)
         verb.add_arguments(sub)
         sub.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
