@@ -57,6 +57,12 @@ def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
         " (bf16, fp8: count them)",
     )
     parser.add_argument(
+        "--no-fix-code",
+        action="store_true",
+        help="leave the source's modeling_kimi_linear.py as it is; default: its copy gets the loading rule for A_log that"
+        " transformers needs, where it has none",
+    )
+    parser.add_argument(
         "--max-shard-size",
         type=size_in_bytes,
         metavar="SIZE",
@@ -75,6 +81,7 @@ def target_of(args: argparse.Namespace) -> Target:
         method=args.method,
         weights=args.weights,
         attention=args.attention,
+        fix_code=not args.no_fix_code,
     )
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from truecast import __version__
+from truecast.convert.a_log_rule import RULE, CodeChange
 from truecast.convert.plan import Plan, summary
 from truecast.convert.scan import Scan
 from truecast.convert.source_card import read_source_card
@@ -23,9 +24,18 @@ _ACTIVATIONS = {"w4afp8": "fp8", "fp8": "fp8"}
 
 
 def build_manifest(
-    plan: Plan, scan: Scan, digest: str, files: Mapping[str, dict[str, Any]], records: Iterable[Mapping[str, Any]]
+    plan: Plan,
+    scan: Scan,
+    digest: str,
+    files: Mapping[str, dict[str, Any]],
+    records: Iterable[Mapping[str, Any]],
+    code: Mapping[str, CodeChange],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Assemble the manifest; ``files`` maps name to bytes and sha256, ``records`` are those of the shards."""
+    """Assemble the manifest; ``files`` maps name to bytes and sha256, ``records`` are those of the shards.
+
+    ``code``: files of modelling code that were changed; ``notes``: what a reader has to know besides the plan's notes.
+    """
     facts = summary(plan)
     records = sorted(records, key=lambda r: str(r["file"]))
     inexact = [_sorted(entry) for r in records for entry in r["inexact"]]
@@ -68,7 +78,11 @@ def build_manifest(
         "inexact_matrices": dict(sorted(scan.inexact_matrices.items())),
         "near_overflow": sorted(scan.near_overflow),
         "dropped": plan.dropped,
-        "notes": plan.notes,
+        "notes": [*plan.notes, *notes],
+        "code": [
+            {"file": name, "rule": RULE, "before": code[name].before, "after": files[name]["sha256"]}
+            for name in sorted(code)
+        ],
         "files": {name: files[name] for name in sorted(files)},
     }
 

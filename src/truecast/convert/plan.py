@@ -61,6 +61,7 @@ class Plan(Selection):
             "--dialect": self.layout.DIALECT,
             "--activations": "nvfp4" if self.activations else "none",
             "--inexact": "allow" if target.allow_inexact else "error",
+            "--no-fix-code": "not given" if target.fix_code else "given",
             "--max-shard-size": f"{target.max_shard_bytes} bytes" if target.max_shard_bytes else "none",
         }
         if self.layout.FORMAT == "w4afp8":
@@ -76,6 +77,8 @@ class Plan(Selection):
         options = [self.layout.NAME, self.activations, self.target.allow_inexact]  # defaults resolved: however spelt
         if self.layout.FORMAT == "w4afp8":
             options += [self.target.method, self.importance.sha256 if self.importance else None]
+        if not self.target.fix_code:
+            options.append("no-fix-code")
         digest = hashlib.sha256(json.dumps(options).encode())
         for shard in self.shards:
             digest.update(shard.file.encode() + b"\0")

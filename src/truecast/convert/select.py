@@ -34,7 +34,8 @@ class Target:
     ``activations``: add (or keep) activation scales, ``None`` = as the source has it. ``allow_inexact``: go on where
     exactness would be lost. ``max_shard_bytes``: split anew, ``None`` = one output shard per source shard.
     For W4AFP8: ``method``: rule of the group scales; ``weights``: file of importance vectors; ``attention``: ``fp8`` or
-    ``bf16``, ``None`` = FP8 where the dialect has a place for it.
+    ``bf16``, ``None`` = FP8 where the dialect has a place for it. ``fix_code``: add the loading rule that modelling code of
+    the source lacks to its copy (:mod:`truecast.convert.a_log_rule`).
     """
 
     format: str
@@ -45,6 +46,7 @@ class Target:
     method: str = "exact"
     weights: Path | None = None
     attention: str | None = None
+    fix_code: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,15 @@ class Int4Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeClaim:
+    """What a manifest says of one changed file: the rule, and sha256 of the source's bytes and of those written."""
+
+    rule: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """``canonical``: truecast wrote this output, so the scales of all-zero half blocks are prescribed as well.
 

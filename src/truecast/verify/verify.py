@@ -16,6 +16,7 @@ from truecast.families import find_family
 from truecast.layouts.recognise import Contents, recognise
 from truecast.verify import compare_fp8, compare_int4
 from truecast.verify.certificate import CERTIFICATE, Entries, is_certificate, write_certificate
+from truecast.verify.code import check_code
 from truecast.verify.importance import Importance, open_importance
 from truecast.verify.lossy import check_importance, check_lossy_claims, is_int4_cast, note_lossy, unchecked_scales
 from truecast.verify.manifest import Manifest, read_manifest
@@ -89,6 +90,7 @@ def verify(
     if manifest is not None:
         report.counts.bytes_read += check_files(target, manifest, {r.file: r.sha256 for r in results}, failures)
         if ours:
+            report.counts.bytes_read += check_code(source, target, manifest.files, manifest.code, failures)
             _check_claims(manifest, pairing, report)
             check_lossy_claims(manifest, pairing, failures)
     report.notes += note_lossy(rules, pairing, importance)
