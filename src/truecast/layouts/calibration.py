@@ -69,7 +69,7 @@ class Calibration:
 
     def input_scale(self, module: str) -> np.float32:
         """``max(amax / 448, LEAST_SCALE)`` in float32. Raises: InputError for an amax that is none."""
-        return np.maximum(self.amax(module) / LARGEST_E4M3, LEAST_SCALE)
+        return np.float32(max(self.amax(module) / LARGEST_E4M3, LEAST_SCALE))
 
     def amax(self, module: str) -> np.float32:
         """Largest magnitude of an input. Raises: InputError where it is absent, negative or not finite."""

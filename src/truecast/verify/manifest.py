@@ -118,7 +118,14 @@ def _int4(said: dict[str, Any]) -> Int4Claim:
     if not isinstance(method, str) or signs not in ("both", "positive"):
         raise ValueError(f"int4.method is {method!r}, int4.signs {signs!r}")
     weights = None if said["weights"] is None else str(said["weights"]["sha256"])
-    return Int4Claim(method, signs == "both", weights, _promised(said["matrices"], _INT4_FIGURES))
+    taken = said.get("calibration")
+    calibration = None if taken is None else str(taken["sha256"])
+    diagonal = said.get("rounding") == "diagonal"
+    if diagonal and (weights is None or weights != calibration):
+        raise ValueError("int4.rounding is 'diagonal', but int4.weights is not the calibration")
+    return Int4Claim(
+        method, signs == "both", weights, _promised(said["matrices"], _INT4_FIGURES), calibration, diagonal
+    )
 
 
 def _code(said: list[dict[str, Any]]) -> dict[str, CodeClaim]:
