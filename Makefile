@@ -20,7 +20,7 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/python -m examples.smollm2.demo demo
 
-test: lint
+test: lint $(VENV)/.transformers
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
 
 lint: $(VENV)/.dev
@@ -51,6 +51,16 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+# Two transformers beside the newest: the one that Kimi-K3 was released for, and one that loads in the way of 5.x. Each
+# lies in a folder of its own, which tests put first on the path of a process of its own.
+$(VENV)/.transformers: $(VENV)/.dev Makefile
+	rm -rf $(VENV)/transformers
+	$(PIP) --no-deps --target $(VENV)/transformers/4.56.2 \
+	  'transformers==4.56.2' 'huggingface_hub>=0.34,<1' 'tokenizers>=0.22,<=0.23.0' 'accelerate>=1.10,<2' psutil
+	$(PIP) --no-deps --target $(VENV)/transformers/5.17 \
+	  'transformers==5.17.*' 'huggingface_hub>=1.5,<2' 'tokenizers>=0.23.1,<0.24' 'accelerate>=1.10,<2' psutil
 	touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python

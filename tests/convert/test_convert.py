@@ -34,7 +34,7 @@ def test_auxiliary_files_travel_as_real_files(sources: dict[str, Path], tmp_path
     (snapshot / "pytorch_model.bin").write_bytes(b"not to be carried")
     (snapshot / "assets").mkdir()
     (snapshot / "assets" / "figure.svg").write_text("<svg/>")
-    manifest = convert(snapshot, tmp_path / "out", Target("nvfp4"), card=render_card)
+    manifest = convert(snapshot, tmp_path / "out", Target("nvfp4", fix_code=False), card=render_card)
     out = tmp_path / "out"
     assert not [p for p in out.rglob("*") if p.is_symlink()]
     assert (out / "assets" / "figure.svg").read_text() == "<svg/>"

@@ -51,8 +51,13 @@ def run(args: argparse.Namespace) -> int:
         console.print(outcome_line(manifest))
         for note in manifest["notes"]:
             console.print(f"note: {note}")
-        weights = ["--weights", str(args.weights)] if args.weights else []
-        console.print(f"\nProve it: {shlex.join(['truecast', 'verify', args.src, args.out, *weights])}")
+        files = [
+            word
+            for option in ("weights", "calibration")
+            if (f := getattr(args, option))
+            for word in (f"--{option}", str(f))
+        ]
+        console.print(f"\nProve it: {shlex.join(['truecast', 'verify', args.src, args.out, *files])}")
 
     print_result(args, _document(manifest), render)
     return 0

@@ -175,6 +175,8 @@ def _refuse_options(args: argparse.Namespace) -> None:
         ("--method", args.method != "exact"),
         ("--weights", args.weights is not None),
         ("--attention", args.attention is not None),
+        ("--calibration", args.calibration is not None),
+        ("--rounding", args.rounding != "data-free"),
     ):
         if given:
             raise UsageError(f"{option} makes no sense without --to")

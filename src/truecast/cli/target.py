@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from truecast.convert import Target
+from truecast.convert.calibrated import ROUNDINGS
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -45,6 +46,19 @@ def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
         help="w4afp8: safetensors file of importance vectors, one weight an input channel: least weighted error",
     )
     parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="w4afp8: file of truecast calibrate: static activation scales, and what --rounding needs",
+    )
+    parser.add_argument(
+        "--rounding",
+        choices=ROUNDINGS,
+        default="data-free",
+        help="w4afp8: what a group's error counts: each weight alike (data-free, default), by its channel's mean square"
+        " in the calibration (diagonal), or the error of outputs through its Hessian (gptq, on the CPU)",
+    )
+    parser.add_argument(
         "--attention",
         choices=("fp8", "bf16"),
         help="w4afp8: attention as FP8 blocks (default where the engine can take it), or left in BF16",
@@ -55,6 +69,12 @@ def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
         default="error",
         help="what to do where a block cannot be exact: refuse (default), or take the nearest values and list them"
         " (bf16, fp8: count them)",
+    )
+    parser.add_argument(
+        "--no-fix-code",
+        action="store_true",
+        help="leave the source's modeling_kimi_linear.py as it is; default: its copy gets the loading rule for A_log that"
+        " transformers needs, where it has none",
     )
     parser.add_argument(
         "--max-shard-size",
@@ -75,6 +95,9 @@ def target_of(args: argparse.Namespace) -> Target:
         method=args.method,
         weights=args.weights,
         attention=args.attention,
+        fix_code=not args.no_fix_code,
+        calibration=args.calibration,
+        rounding=args.rounding,
     )
 
 

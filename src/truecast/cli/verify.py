@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights", type=Path, metavar="FILE", help="the importance vectors by which INT4 scales were chosen"
     )
     parser.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="the calibration that activation scales were taken from"
+    )
+    parser.add_argument(
         "--against", type=Path, metavar="FILE", help="prove a checkpoint (either side) against a certificate"
     )
     parser.add_argument(
@@ -41,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Verify and print the verdict. Exit 1 if the claim does not hold."""
     if args.against is not None:
-        if args.out is not None or args.certificate is not None or args.weights is not None:
-            raise UsageError("--against takes one checkpoint and no --certificate or --weights")
+        if args.out is not None or any((args.certificate, args.weights, args.calibration)):
+            raise UsageError("--against takes one checkpoint and no --certificate, --weights or --calibration")
         result = verify_against(args.src, args.against, args.tensor)
     elif args.out is None:
         raise UsageError("verify needs SRC and OUT", fix="or one checkpoint and --against FILE")
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 jobs=args.jobs,
                 certificate=args.certificate,
                 weights=args.weights,
+                calibration=args.calibration,
                 progress=report,
             )
     print_result(args, result.document(), lambda console: _render(console, result))
@@ -82,7 +86,8 @@ def _render(console: Console, result: Report) -> None:
         approximate = "matrix approximates" if quality.matrices == 1 else "matrices approximate"
         held = "as the manifest declares" if result.declared else "of which nothing is declared"
         if result.scales_unchecked:
-            held += ", but without the weights file the choice of INT4 scales is not checked"
+            file = "calibration" if "calibration" in result.scales_unchecked else "weights file"
+            held += f", but without the {file} the choice of INT4 scales is not checked"
         verdict = f"PASS, WITH LOSS: {' and '.join(kinds)} {approximate} the source, {held};"
     elif result.ok and counts.inexact_half_blocks:
         verdict = (

@@ -17,6 +17,7 @@ from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal, encode_json
 from truecast.checkpoint.pool import run_jobs
 from truecast.checkpoint.source import Checkpoint, open_checkpoint, open_shards
 from truecast.checkpoint.writer import FileWriter, explained, write_file
+from truecast.convert.a_log_rule import CodeChange, code_changes
 from truecast.convert.configs import GENERATED, small_files
 from truecast.convert.device import devices
 from truecast.convert.manifest import build_manifest, encode_manifest, load_manifest
@@ -92,8 +93,9 @@ def convert(
                 records[record["file"]] = record
                 written(record["bytes"])
         files = {name: {"bytes": r["bytes"], "sha256": r["sha256"]} for name, r in records.items()}
-        files |= _copy_auxiliary(source, folder) | _write_small(work, folder)
-        manifest = build_manifest(work, found, work.digest(), files, records.values())
+        code, notes = code_changes(source) if target.fix_code else ({}, [])
+        files |= _copy_auxiliary(source, folder, code) | _write_small(work, folder)
+        manifest = build_manifest(work, found, work.digest(), files, records.values(), code, notes)
         if card is not None:
             manifest["files"]["README.md"] = _write(folder, "README.md", card(manifest).encode())
         run = {"seconds": time.monotonic() - started, "jobs": jobs, "source": source.location}
@@ -199,7 +201,7 @@ def _write_small(work: Plan, folder: Path) -> dict[str, dict[str, Any]]:
     return {name: _write(folder, name, data) for name, data in small_files(work, written).items()}
 
 
-def _copy_auxiliary(source: Checkpoint, folder: Path) -> dict[str, dict[str, Any]]:
+def _copy_auxiliary(source: Checkpoint, folder: Path, code: Mapping[str, CodeChange]) -> dict[str, dict[str, Any]]:
     """Copy what travels with the weights: real files, never links; the source's README under another name."""
     copied: dict[str, dict[str, Any]] = {}
     for name in source.auxiliary:
@@ -215,7 +217,7 @@ def _copy_auxiliary(source: Checkpoint, folder: Path) -> dict[str, dict[str, Any
                 raise InputError("a link leads out of the output folder", where=str(path.parent), fix="remove the link")
             writer = FileWriter(path)
             try:
-                for data in stream(file, 0, file.size):
+                for data in [code[name].content] if name in code else stream(file, 0, file.size):
                     writer.write(data)
                 size, sha256 = writer.position, writer.commit()
             except BaseException:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import cast as typed
 
 import numpy as np
+from numpy.typing import NDArray
 
 from truecast.casts import int4
+from truecast.convert import calibrated
 from truecast.convert.floats import widen
 from truecast.convert.parts import Cast, Parts, Read, Tally
 from truecast.convert.reading import Codes, read_scalar, read_scale
@@ -14,6 +16,8 @@ from truecast.errors import InputError
 from truecast.formats.int4 import swap_forms
 from truecast.layouts import format_of
 from truecast.layouts.base import Matrix
+
+U8 = NDArray[np.uint8]
 
 
 def parts(matrix: Matrix, read: Read, target: Cast, tally: Tally) -> Parts:
@@ -27,13 +31,7 @@ def parts(matrix: Matrix, read: Read, target: Cast, tally: Tally) -> Parts:
         swap = offset != matrix.layout.endswith("compressed-tensors")
         scale = bf16_scales(matrix, read)
         return Parts(scale, (lambda: swap_forms(codes.packed())) if swap else None)
-    made = int4.quantize(
-        codes.packed(),
-        read_scale(matrix, read),
-        typed(int4.Method, target.method),
-        None if target.importance is None else target.importance.of(matrix),
-        device=target.device,
-    )
+    made = quantized(matrix, codes.packed(), read_scale(matrix, read), target)
     if tally.first(matrix.name):
         tally.int4[matrix.name] = {
             "squared_error": made.squared_error,
@@ -44,6 +42,14 @@ def parts(matrix: Matrix, read: Read, target: Cast, tally: Tally) -> Parts:
             "negative_scales": made.negative_scales,
         }
     return Parts(made.scales.view(np.uint8), lambda: swap_forms(made.codes) if offset else made.codes)
+
+
+def quantized(matrix: Matrix, packed: U8, scales: U8, target: Cast) -> int4.Int4Matrix:
+    """Rows of an MXFP4 matrix as INT4, by the target's rules. Shapes: packed ``[n, cols/2]``, scales ``[n, cols/32]``."""
+    if target.calibration is not None and target.rounding != "data-free":
+        return calibrated.quantize(target.calibration, target.rounding, matrix, packed, scales, target.device)
+    weights = None if target.importance is None else target.importance.of(matrix)
+    return int4.quantize(packed, scales, typed(int4.Method, target.method), weights, device=target.device)
 
 
 def bf16_scales(matrix: Matrix, read: Read) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -63,8 +69,10 @@ def bf16_scales(matrix: Matrix, read: Read) -> np.ndarray[tuple[int, ...], np.dt
     return (bits >> 16).astype("<u2").view(np.uint8)
 
 
-def input_scale(matrix: Matrix, read: Read) -> np.float32:
-    """The activation scale: the source's, or 1.0 (values up to 448 pass; calibration finds a better one)."""
+def input_scale(matrix: Matrix, read: Read, target: Cast) -> np.float32:
+    """The activation scale: calibrated, the source's, or 1.0 (values up to 448 pass)."""
+    if target.calibration is not None and format_of(matrix) == "mxfp4":
+        return target.calibration.input_scale(matrix.name)
     if matrix.input_scale is None:
         return np.float32(1)
     return read_scalar(matrix.input_scale, read, "activation scale")

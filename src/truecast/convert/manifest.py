@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from truecast import __version__
+from truecast.convert.a_log_rule import RULE, CodeChange
+from truecast.convert.calibrated import taken
+from truecast.convert.int4_plan import quantized_anew
 from truecast.convert.plan import Plan, summary
 from truecast.convert.scan import Scan
 from truecast.convert.source_card import read_source_card
 from truecast.errors import RefusedError
+from truecast.layouts import format_of
 
 SCHEMA = "truecast.manifest/1"
 _ACTIVATIONS = {"w4afp8": "fp8", "fp8": "fp8"}
@@ -23,9 +27,18 @@ _ACTIVATIONS = {"w4afp8": "fp8", "fp8": "fp8"}
 
 
 def build_manifest(
-    plan: Plan, scan: Scan, digest: str, files: Mapping[str, dict[str, Any]], records: Iterable[Mapping[str, Any]]
+    plan: Plan,
+    scan: Scan,
+    digest: str,
+    files: Mapping[str, dict[str, Any]],
+    records: Iterable[Mapping[str, Any]],
+    code: Mapping[str, CodeChange],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Assemble the manifest; ``files`` maps name to bytes and sha256, ``records`` are those of the shards."""
+    """Assemble the manifest; ``files`` maps name to bytes and sha256, ``records`` are those of the shards.
+
+    ``code``: files of modelling code that were changed; ``notes``: what a reader has to know besides the plan's notes.
+    """
     facts = summary(plan)
     records = sorted(records, key=lambda r: str(r["file"]))
     inexact = [_sorted(entry) for r in records for entry in r["inexact"]]
@@ -68,17 +81,25 @@ def build_manifest(
         "inexact_matrices": dict(sorted(scan.inexact_matrices.items())),
         "near_overflow": sorted(scan.near_overflow),
         "dropped": plan.dropped,
-        "notes": plan.notes,
+        "notes": [*plan.notes, *notes],
+        "code": [
+            {"file": name, "rule": RULE, "before": code[name].before, "after": files[name]["sha256"]}
+            for name in sorted(code)
+        ],
         "files": {name: files[name] for name in sorted(files)},
     }
 
 
 def _activation_scales(plan: Plan) -> str | None:
-    """Where the activation scales that were written come from: ``source``, ``1.0``, or ``mixed``; None without any."""
+    """Where the activation scales come from: ``source``, ``calibrated``, ``1.0`` or ``mixed``; None without any."""
     written = (
         m for s in plan.shards for t in s.tensors if t.role == "input_scale" for piece in t.pieces for m in piece
     )
-    origins = {"1.0" if m.input_scale is None else "source" for m in written}
+    calibrated = plan.calibration is not None
+    origins = {
+        "calibrated" if calibrated and format_of(m) == "mxfp4" else "1.0" if m.input_scale is None else "source"
+        for m in written
+    }
     return "mixed" if len(origins) > 1 else next(iter(origins), None)
 
 
@@ -86,13 +107,17 @@ def _lossy(plan: Plan, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """How INT4 groups were chosen, and how far each matrix and each FP8 module is off."""
     int4 = {name: _sorted(figures) for r in records for name, figures in r["int4"].items()}
     fp8 = {name: _sorted(figures) for r in records for name, figures in r["fp8"].items()}
-    importance = plan.importance
-    weights = None if importance is None else {"file": importance.path.name, "sha256": importance.sha256}
+    calibration, rounding = plan.calibration, plan.target.rounding
+    chosen_by = calibration if rounding == "diagonal" else plan.importance
+    weights = None if chosen_by is None else {"file": chosen_by.path.name, "sha256": chosen_by.sha256}
+    anew = quantized_anew(plan.cast)
     return {
         "int4": {
-            "method": plan.target.method,
+            "method": "gptq" if rounding == "gptq" else plan.target.method,
+            "rounding": rounding,
             "signs": "both",
             "weights": weights,
+            "calibration": None if calibration is None else taken(calibration, rounding, plan.layout, anew),
             "matrices": {name: int4[name] for name in sorted(int4)},
         },
         "fp8": {"matrices": {name: fp8[name] for name in sorted(fp8)}},

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from truecast.checkpoint.files import ByteFile
 from truecast.convert.importance import Importance
+from truecast.layouts.calibration import Calibration
 
 U8 = NDArray[np.uint8]
 Read = Callable[[str], ByteFile]
@@ -19,13 +20,15 @@ Read = Callable[[str], ByteFile]
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """What a worker has to know of the target. ``method`` and ``importance`` concern INT4 codes only."""
+    """What a worker has to know of the target. ``method`` to ``rounding`` concern INT4 only."""
 
     format: str
     dialect: str
     stacked: bool = False
     method: str = "exact"
     importance: Importance | None = None
+    calibration: Calibration | None = None
+    rounding: str = "data-free"
     device: str = "cpu"
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from truecast.checkpoint.source import Checkpoint
+from truecast.convert.importance import Importance
 from truecast.convert.int4_plan import quantized_anew
 from truecast.convert.parts import Cast
 from truecast.convert.place import ShardPlan, place
@@ -18,6 +19,7 @@ from truecast.families import Family
 from truecast.families.base import twin_key
 from truecast.layouts import Layout, format_of
 from truecast.layouts.base import Matrix, OutTensor, class_of
+from truecast.layouts.calibration import Calibration
 from truecast.layouts.recognise import Contents
 
 
@@ -45,7 +47,14 @@ class Plan(Selection):
         """What a worker has to know of the target."""
         layout = self.layout
         return Cast(
-            layout.FORMAT, layout.DIALECT, layout.STACKED, self.target.method, importance=self.importance, device=device
+            layout.FORMAT,
+            layout.DIALECT,
+            layout.STACKED,
+            self.target.method,
+            importance=self.importance,
+            calibration=self.calibration,
+            rounding=self.target.rounding,
+            device=device,
         )
 
     @property
@@ -61,12 +70,15 @@ class Plan(Selection):
             "--dialect": self.layout.DIALECT,
             "--activations": "nvfp4" if self.activations else "none",
             "--inexact": "allow" if target.allow_inexact else "error",
+            "--no-fix-code": "not given" if target.fix_code else "given",
             "--max-shard-size": f"{target.max_shard_bytes} bytes" if target.max_shard_bytes else "none",
         }
         if self.layout.FORMAT == "w4afp8":
             named |= {
                 "--method": target.method,
-                "--weights": f"{importance.path.name} (sha256 {importance.sha256[:12]})" if importance else "none",
+                "--weights": _file(importance),
+                "--calibration": _file(self.calibration),
+                "--rounding": target.rounding,
                 "--attention": "fp8" if self.fp8 else "bf16",
             }
         return named
@@ -76,6 +88,10 @@ class Plan(Selection):
         options = [self.layout.NAME, self.activations, self.target.allow_inexact]  # defaults resolved: however spelt
         if self.layout.FORMAT == "w4afp8":
             options += [self.target.method, self.importance.sha256 if self.importance else None]
+            if self.calibration is not None:
+                options += [self.calibration.sha256, self.target.rounding]
+        if not self.target.fix_code:
+            options.append("no-fix-code")
         digest = hashlib.sha256(json.dumps(options).encode())
         for shard in self.shards:
             digest.update(shard.file.encode() + b"\0")
@@ -104,6 +120,10 @@ def plan(source: Checkpoint, target: Target, contents: Contents | None = None) -
         dropped=_dropped(chosen.cast, emitted, layout),
         notes=notes,
     )
+
+
+def _file(given: Importance | Calibration | None) -> str:
+    return f"{given.path.name} (sha256 {given.sha256[:12]})" if given else "none"
 
 
 def _dropped(cast: Sequence[Matrix], emitted: Sequence[OutTensor], layout: Layout) -> dict[str, str]:

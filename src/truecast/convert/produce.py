@@ -79,7 +79,7 @@ class Producer:
             case "input_scale":
                 if self.target.format == "nvfp4":
                     return _scalar(into_nvfp4.input_scale(matrix, self.read, self.target.dialect))
-                return _scalar(into_w4afp8.input_scale(matrix, self.read))
+                return _scalar(into_w4afp8.input_scale(matrix, self.read, self.target))
             case "shape":
                 return np.array([[matrix.rows, matrix.cols]], dtype="<i8").view(np.uint8)
         raise AssertionError(out.role)

@@ -23,15 +23,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
-from typing import cast as typed
 
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.casts import fp8, int4
+from truecast.casts import fp8
 from truecast.checkpoint.files import ByteFile, Opener
 from truecast.checkpoint.header import TensorInfo
 from truecast.convert.int4_plan import quantized_anew
+from truecast.convert.into_w4afp8 import quantized
+from truecast.convert.parts import Cast
 from truecast.convert.reading import SourceFiles, read_scale
 from truecast.convert.select import Selection
 from truecast.errors import InputError
@@ -214,8 +215,15 @@ def _read_mxfp4(opener: Opener, matrix: Matrix) -> _Piece:
 
 
 def _cast_int4(chosen: Selection, matrix: Matrix, piece: _Piece) -> tuple[float, float]:
-    weights = None if chosen.importance is None else chosen.importance.of(matrix)
-    made = int4.quantize(piece.data, piece.scale, typed(int4.Method, chosen.target.method), weights)
+    target = Cast(
+        "w4afp8",
+        chosen.layout.DIALECT,
+        method=chosen.target.method,
+        importance=chosen.importance,
+        calibration=chosen.calibration,
+        rounding=chosen.target.rounding,
+    )
+    made = quantized(matrix, piece.data, piece.scale, target)
     return made.squared_error, made.squared_sum
 
 

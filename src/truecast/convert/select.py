@@ -8,6 +8,7 @@ from pathlib import Path
 
 from truecast.checkpoint.header import TensorInfo, nbytes_of
 from truecast.checkpoint.source import Checkpoint
+from truecast.convert.calibrated import ROUNDINGS, open_for
 from truecast.convert.importance import Importance, open_importance
 from truecast.convert.int4_plan import becoming_fp8, check_groups, quantized_anew
 from truecast.errors import InputError, UsageError
@@ -15,6 +16,7 @@ from truecast.families import Family, find_family
 from truecast.families.base import is_kept
 from truecast.layouts import Layout, dialects, find_layout, format_of, fp8_deepseek, nvfp4_modelopt
 from truecast.layouts.base import Matrix
+from truecast.layouts.calibration import Calibration
 from truecast.layouts.recognise import Contents, recognise
 
 _CASTABLE = {
@@ -34,7 +36,10 @@ class Target:
     ``activations``: add (or keep) activation scales, ``None`` = as the source has it. ``allow_inexact``: go on where
     exactness would be lost. ``max_shard_bytes``: split anew, ``None`` = one output shard per source shard.
     For W4AFP8: ``method``: rule of the group scales; ``weights``: file of importance vectors; ``attention``: ``fp8`` or
-    ``bf16``, ``None`` = FP8 where the dialect has a place for it.
+    ``bf16``, ``None`` = FP8 where the dialect has a place for it. ``calibration``: file of
+    input statistics, ``rounding``: what a group's error counts by it (:data:`truecast.convert.calibrated.ROUNDINGS`).
+    ``fix_code``: add the loading rule that modelling code of
+    the source lacks to its copy (:mod:`truecast.convert.a_log_rule`).
     """
 
     format: str
@@ -45,6 +50,9 @@ class Target:
     method: str = "exact"
     weights: Path | None = None
     attention: str | None = None
+    fix_code: bool = True
+    calibration: Path | None = None
+    rounding: str = "data-free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class Selection:
     fp8: list[TensorInfo]
     """Plain BF16 weights that become FP8."""
     importance: Importance | None
+    calibration: Calibration | None
 
     def written(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
         """Name, shape and bytes of every tensor of the output, in no fixed order."""
@@ -104,18 +113,25 @@ def select(source: Checkpoint, target: Target, contents: Contents | None = None)
         activations = layout.FORMAT == "nvfp4" and (wanted or any(m.input_scale is not None for m in cast))
     if activations and layout.FORMAT != "nvfp4":
         raise UsageError(f"--activations nvfp4 makes no sense with --to {layout.FORMAT}")
-    fp8, importance = [], None
+    fp8, importance, calibration = [], None, None
     if layout.FORMAT in ("w4afp8", "fp8"):
         _check_fp8_has_words(layout, kept)
     if layout.FORMAT == "w4afp8":
         check_groups(family, contents, cast)
         fp8 = becoming_fp8(family, contents, layout, target.attention)
         anew = quantized_anew(cast)
-        if not anew and (target.weights is not None or target.method != "exact"):
-            option = "--method" if target.weights is None else "--weights"
+        given = [
+            ("--weights", target.weights),
+            ("--calibration", target.calibration),
+            ("--method", target.method != "exact"),
+        ]
+        if not anew and (options := [option for option, value in given if value]):
+            option = options[0]
             raise UsageError(f"{option} makes no sense here: the INT4 groups of {source.location} stay as they are")
         importance = None if target.weights is None else open_importance(target.weights, anew)
-    return Selection(source, contents, family, target, layout, activations, kept, cast, fp8, importance)
+        if target.calibration is not None:
+            calibration = open_for(source, target.calibration, anew, layout, target.rounding)
+    return Selection(source, contents, family, target, layout, activations, kept, cast, fp8, importance, calibration)
 
 
 def target_layout(contents: Contents, target: Target) -> Layout:
@@ -143,13 +159,34 @@ def _check_options(target: Target, layout: Layout) -> None:
             ("--weights", target.weights is not None),
             ("--method", target.method != "exact"),
             ("--attention", target.attention is not None),
+            ("--calibration", target.calibration is not None),
+            ("--rounding", target.rounding != "data-free"),
         ):
             if given:
                 raise UsageError(f"{option} makes no sense with --to {layout.FORMAT}")
+    _check_calibration(target, layout)
     if target.weights is not None and target.method != "exact":
         raise UsageError(f"--weights needs --method exact: {target.method} looks at the largest value only")
     if target.attention == "fp8" and layout.DIALECT != "sglang":
         raise UsageError(f"the dialect {layout.DIALECT} keeps attention in BF16", fix="leave out --attention fp8")
+
+
+def _check_calibration(target: Target, layout: Layout) -> None:
+    if target.rounding not in ROUNDINGS:
+        raise UsageError(f"there is no rounding {target.rounding!r}", fix=f"choose one of {', '.join(ROUNDINGS)}")
+    if target.rounding == "data-free":
+        if target.calibration is not None and layout.DIALECT != "sglang":
+            raise UsageError(
+                f"--calibration: the dialect {layout.DIALECT} stores no activation scales, so nothing would be taken of it",
+                fix="add --rounding diagonal or gptq, or leave it out",
+            )
+        return
+    if target.calibration is None:
+        raise UsageError(f"--rounding {target.rounding} needs --calibration FILE")
+    if target.weights is not None:
+        raise UsageError(f"--rounding {target.rounding} weighs by the calibration: leave out --weights")
+    if target.method != "exact":
+        raise UsageError(f"--rounding {target.rounding} needs --method exact")
 
 
 def _unsuited(matrix: Matrix, layout: Layout) -> UsageError:

@@ -15,6 +15,8 @@ _FORMATS = {"nvfp4": "NVFP4", "mxfp4": "MXFP4", "bf16": "BF16", "w4afp8": "W4AFP
 _SCALES = {
     "exact": "of least squared error, found exactly",
     "weighted": "of least weighted squared error, found exactly",
+    "diagonal": "of least squared error weighted by the mean squares of a calibration's activations, found exactly",
+    "gptq": "and codes that GPTQ chose for the least error of outputs on a calibration",
     "signed": "under which its largest value becomes -8",
     "amax": "under which its largest magnitude becomes 7",
 }
@@ -22,6 +24,8 @@ _SCALES = {
 _RULES = {
     "exact": "least squared error",
     "weighted": "least weighted squared error",
+    "diagonal": "least squared error weighted by activations",
+    "gptq": "GPTQ, for the error of outputs",
     "signed": "largest value to -8",
     "amax": "largest magnitude to 7",
 }
@@ -29,6 +33,7 @@ _RULES = {
 _PROOFS = {
     "exact": "that no neighbouring BF16 scale would do better",
     "weighted": "that by these weights no neighbouring BF16 scale would do better",
+    "diagonal": "that by these weights no neighbouring BF16 scale would do better",
     "signed": "that every scale is the one that the rule gives, recomputed from the source",
     "amax": "that every scale is the one that the rule gives, recomputed from the source",
 }
@@ -36,6 +41,7 @@ _PROOFS = {
 _SCALED = {
     "1.0": "static scales of 1.0",
     "source": "static scales of the source",
+    "calibrated": "static scales, the largest activation of a calibration over 448",
     "mixed": "static scales of the source, 1.0 where it has none",
 }
 
@@ -161,6 +167,8 @@ def _rounded(manifest: Mapping[str, Any]) -> str:
 
 
 def _rule(int4: Mapping[str, Any]) -> str:
+    if int4.get("rounding", "data-free") != "data-free":
+        return str(int4["rounding"])
     return "weighted" if int4["weights"] else str(int4["method"])
 
 
@@ -178,9 +186,11 @@ def _name(manifest: Mapping[str, Any]) -> str:
 
 
 def _weights(manifest: Mapping[str, Any]) -> str:
-    """The option that names the importance vectors again; empty where there were none."""
-    used = manifest.get("int4", {}).get("weights")
-    return f" --weights {shlex.quote(used['file'])}" if used else ""
+    """The options that name importance vectors and calibration again; empty where there were none."""
+    int4 = manifest.get("int4") or {}
+    weights = int4.get("weights") if int4.get("rounding") != "diagonal" else None
+    given = (("weights", weights), ("calibration", int4.get("calibration")))
+    return "".join(f" --{option} {shlex.quote(used['file'])}" for option, used in given if used)
 
 
 def _decibels(figures: Mapping[str, float]) -> str:
@@ -232,6 +242,11 @@ def _proof(manifest: Mapping[str, Any]) -> str:
         return (
             "`verify` reads both checkpoints, compares INT4 codes and scales as integers, and recomputes scales, codes"
             " and errors of what became FP8."
+        )
+    if _rule(manifest["int4"]) == "gptq":
+        return (
+            "`verify` reads both checkpoints, recomputes the error of every group from the bytes, and counts the codes that are"
+            " nearest. That GPTQ chose well it does not claim."
         )
     return (
         "`verify` reads both checkpoints, recomputes the error of every group from the bytes, and checks in integers that"

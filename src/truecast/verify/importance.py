@@ -31,11 +31,13 @@ class Importance:
     path: Path
     sha256: str
     tensors: dict[str, TensorInfo]
+    suffix: str = ""
+    """What a tensor's name has behind that of its module."""
 
     def of(self, modules: Iterable[str]) -> Importance:
         """The part that concerns these modules."""
-        used = {name for module in modules for name in _names(module)}
-        return Importance(self.path, self.sha256, {k: v for k, v in self.tensors.items() if k in used})
+        used = {name + self.suffix for module in modules for name in _names(module)}
+        return Importance(self.path, self.sha256, {k: v for k, v in self.tensors.items() if k in used}, self.suffix)
 
     def weights(self, module: str, cols: int) -> NDArray[np.int64]:
         """Integer weights of a module's input channels. Shape: ``[cols]``, 1..65535.
@@ -43,7 +45,8 @@ class Importance:
         In proportion within each group of 128 channels, the largest 65535; all 1 where a group has none above zero.
         Raises: InputError for no vector, one of another length or dtype, or a weight that is negative or not finite.
         """
-        info = next((self.tensors[name] for name in _names(module) if name in self.tensors), None)
+        names = (name + self.suffix for name in _names(module))
+        info = next((self.tensors[name] for name in names if name in self.tensors), None)
         if info is None:
             raise InputError(f"holds no importance vector for {module}", where=str(self.path))
         if info.shape != (cols,) or info.dtype not in ("F32", "F16", "BF16"):
@@ -74,7 +77,7 @@ class Importance:
         return np.frombuffer(data, "<f4" if info.dtype == "F32" else "<f2").astype(np.float64)
 
 
-def open_importance(path: Path) -> Importance:
+def open_importance(path: Path, suffix: str = "") -> Importance:
     """Read the header and the hash of a file. Raises: InputError if it is no safetensors file."""
     file = LocalFile(path)
     try:
@@ -84,7 +87,7 @@ def open_importance(path: Path) -> Importance:
             digest.update(file.read(position, min(position + CHUNK_BYTES, file.size)))
     finally:
         file.close()
-    return Importance(path, digest.hexdigest(), tensors)
+    return Importance(path, digest.hexdigest(), tensors, suffix)
 
 
 def _names(module: str) -> Iterator[str]:

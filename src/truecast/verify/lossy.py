@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from truecast.checkpoint.journal import MANIFEST
 from truecast.errors import InputError
+from truecast.layouts.calibration import Calibration
 from truecast.verify.importance import Importance
 from truecast.verify.manifest import Manifest
 from truecast.verify.pairing import Pair, Pairing
@@ -44,13 +45,16 @@ def unchecked_scales(rules: Rules, pairing: Pairing, importance: Importance | No
     cast = sum(is_int4_cast(pair) for pair in pairing.pairs)
     if not cast or claim is None or claim.method != "exact" or claim.weights is None or importance is not None:
         return ""
+    kind = "by the second moments of a calibration" if claim.diagonal else "by weights"
     return (
-        f"the INT4 scales were chosen by weights: without that file it is not checked for {cast} matrices that"
+        f"the INT4 scales were chosen {kind}: without that file it is not checked for {cast} matrices that"
         " no neighbouring scale has a smaller weighted error"
     )
 
 
-def note_lossy(rules: Rules, pairing: Pairing, importance: Importance | None) -> list[str]:
+def note_lossy(
+    rules: Rules, pairing: Pairing, importance: Importance | None, calibration: Calibration | None
+) -> list[str]:
     """What was reported, but not held against anything."""
     cast = [p.out.name for p in pairing.pairs if is_int4_cast(p)]
     notes = []
@@ -58,10 +62,22 @@ def note_lossy(rules: Rules, pairing: Pairing, importance: Importance | None) ->
     if cast and claim is None:
         notes.append("nothing says how the INT4 scales were chosen: they are legal, and their figures are given")
     elif cast and claim is not None:
-        if claim.method not in METHODS:
+        if claim.method == "gptq":
+            notes.append(
+                f"the codes of {len(cast)} matrices were chosen by GPTQ, for the error of outputs: that they are the best is not"
+                " claimed, and most are not nearest; legality and figures are checked, the share of nearest codes is given"
+            )
+        elif claim.method not in METHODS:
             notes.append(f"the INT4 method {claim.method!r} is not known here: legality and figures are checked only")
         elif why := unchecked_scales(rules, pairing, importance):
             notes.append(why)
+    taken = claim is not None and claim.calibration is not None
+    if taken and calibration is None and any("input_scale" in p.out.parts for p in pairing.pairs if is_int4_cast(p)):
+        notes.append(
+            "activation scales come from a calibration: without that file they are legal, but not derived again"
+        )
+    if calibration is not None and not taken:
+        notes.append(f"{calibration.path} is not used: nothing says that anything was calibrated")
     if importance is not None and (claim is None or claim.weights is None):
         notes.append(f"{importance.path} is not used: nothing says that INT4 scales were chosen by weights")
     if pairing.recasts and rules.fp8 is None:

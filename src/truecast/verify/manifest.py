@@ -12,7 +12,7 @@ from typing import Any
 from truecast.checkpoint.files import ByteFile
 from truecast.checkpoint.journal import MANIFEST
 from truecast.verify.report import Failures
-from truecast.verify.rules import Int4Claim, Place, Promised, Rules
+from truecast.verify.rules import CodeClaim, Int4Claim, Place, Promised, Rules
 
 SCHEMA = "truecast.manifest/1"
 MAX_BYTES = 1 << 30
@@ -33,6 +33,7 @@ class Manifest:
     renormalised: int
     int4: Int4Claim | None = None
     fp8: dict[str, Promised] = field(default_factory=dict)
+    code: dict[str, CodeClaim] = field(default_factory=dict)
 
     @property
     def rules(self) -> Rules:
@@ -98,6 +99,7 @@ def _parse(document: dict[str, Any]) -> Manifest:
         renormalised=int(document["blocks"]["renormalised"]),
         int4=_int4(document["int4"]) if document.get("int4") is not None else None,
         fp8=_promised((document.get("fp8") or {"matrices": {}})["matrices"], _FP8_FIGURES),
+        code=_code(document.get("code", [])),
     )
 
 
@@ -116,7 +118,24 @@ def _int4(said: dict[str, Any]) -> Int4Claim:
     if not isinstance(method, str) or signs not in ("both", "positive"):
         raise ValueError(f"int4.method is {method!r}, int4.signs {signs!r}")
     weights = None if said["weights"] is None else str(said["weights"]["sha256"])
-    return Int4Claim(method, signs == "both", weights, _promised(said["matrices"], _INT4_FIGURES))
+    taken = said.get("calibration")
+    calibration = None if taken is None else str(taken["sha256"])
+    diagonal = said.get("rounding") == "diagonal"
+    if diagonal and (weights is None or weights != calibration):
+        raise ValueError("int4.rounding is 'diagonal', but int4.weights is not the calibration")
+    return Int4Claim(
+        method, signs == "both", weights, _promised(said["matrices"], _INT4_FIGURES), calibration, diagonal
+    )
+
+
+def _code(said: list[dict[str, Any]]) -> dict[str, CodeClaim]:
+    claims = {}
+    for entry in said:
+        name, *values = (entry[key] for key in ("file", "rule", "before", "after"))
+        if not all(isinstance(value, str) for value in (name, *values)) or name in claims:
+            raise ValueError(f"code holds {entry!r:.80}")
+        claims[name] = CodeClaim(*values)
+    return claims
 
 
 def _promised(said: dict[str, Any], terms: dict[str, type]) -> dict[str, Promised]:

@@ -18,7 +18,7 @@ class Failure:
 
     ``kind``: ``value``, ``scale``, ``global_scale``, ``input_scale``, ``bias``, ``bytes`` (a copied tensor), ``shape``,
     ``missing``, ``extra``, ``inexact``, ``figures`` (of a cast with loss), ``twins``, ``header``, ``index``,
-    ``manifest``, ``file``, ``hash``, ``certificate``.
+    ``manifest``, ``file``, ``code``, ``hash``, ``certificate``.
     """
 
     kind: str

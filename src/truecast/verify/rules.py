@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Place = tuple[int, int]
 """Row and column of the first element of a half block."""
@@ -21,12 +21,25 @@ class Int4Claim:
 
     ``method``: one of ``METHODS``, or a name that says nothing here. ``both_signs``: negative scales were candidates.
     ``weights``: sha256 of the file of importance vectors that the error which ``exact`` makes least counts by, or None.
+    ``calibration``: sha256 of the calibration that activation scales were taken from, or None; ``diagonal``: its second
+    moments are the importance vectors.
     """
 
     method: str
     both_signs: bool
     weights: str | None
     matrices: Mapping[str, Promised]
+    calibration: str | None = None
+    diagonal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CodeClaim:
+    """What a manifest says of one changed file: the rule, and sha256 of the source's bytes and of those written."""
+
+    rule: str
+    before: str
+    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,7 @@ class Rules:
         claim = self.int4
         if claim is not None:
             mine = {k: v for k, v in claim.matrices.items() if k in names}
-            claim = Int4Claim(claim.method, claim.both_signs, claim.weights, mine)
+            claim = replace(claim, matrices=mine)
         return Rules(
             self.canonical,
             self.allow_inexact,

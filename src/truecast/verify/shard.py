@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ class ShardJob:
     rules: Rules
     certificate: bool = False
     importance: Importance | None = None
+    input_scales: Mapping[str, np.float32] | None = None
+    """Activation scales by matrix, derived again from the calibration."""
 
 
 @dataclass(slots=True)
@@ -168,7 +170,7 @@ def _verify_pair(pair: Pair, read_source: Read, read_out: Read, job: ShardJob, r
             result.deciding.add(pair.out.name)
     _book(compared, result)
     bias = _verify_bias(pair, read_source, read_out, result)
-    _verify_input_scale(pair, read_source, read_out, job.rules, result)
+    _verify_input_scale(pair, read_source, read_out, job, result)
     _verify_shape(pair.out, read_out, result)
     if job.certificate and not compared.failures:
         result.entries.append(("matrices", matrix_entry(source, pair.out, stored, bias, _changed(compared))))
@@ -289,11 +291,12 @@ def _verify_bias(pair: Pair, read_source: Read, read_out: Read, result: ShardRes
     return before
 
 
-def _verify_input_scale(pair: Pair, read_source: Read, read_out: Read, rules: Rules, result: ShardResult) -> None:
-    """Activation scales: 1.0 where truecast added them, else the source's under the output's convention.
+def _verify_input_scale(pair: Pair, read_source: Read, read_out: Read, job: ShardJob, result: ShardResult) -> None:
+    """Activation scales: 1.0 where truecast added them, or the calibrated ones; else the source's, as the output has them.
 
-    Those of an INT4 matrix that somebody else made, and calibrated, need only be legal.
+    Those of an INT4 matrix that somebody else made, and calibrated, need only be legal; so do ours without the file.
     """
+    rules = job.rules
     if "input_scale" not in pair.out.parts:
         made = rules.int4 is not None and pair.out.layout != pair.source.layout
         if made and pair.out.layout == w4afp8_sglang.NAME:
@@ -305,12 +308,15 @@ def _verify_input_scale(pair: Pair, read_source: Read, read_out: Read, rules: Ru
     before = load_multiplier(pair.source, "input_scale", read_source)
     assert after is not None
     why = ""
-    if before is None and pair.out.format == "w4afp8" and rules.int4 is None:
+    calibrated = rules.int4 is None or (rules.int4.calibration is not None and pair.source.format == "mxfp4")
+    wanted = (job.input_scales or {}).get(pair.out.name)
+    if pair.out.format == "w4afp8" and calibrated and (before is None or rules.int4) and wanted is None:
         if not 0 < after < np.inf:
             why = f"activation scale is {after}; it must be positive and finite"
     else:
-        wanted = np.float32(1)
-        if before is not None:
+        if wanted is None:
+            wanted = np.float32(1)
+        if before is not None and not (calibrated and rules.int4):
             wanted = before if pair.source.divides == pair.out.divides else np.float32(1) / before
         if after.view(np.uint32) != wanted.view(np.uint32):
             why = f"activation scale is {after}, should be {wanted}"

@@ -13,9 +13,12 @@ from truecast.checkpoint.pool import run_jobs
 from truecast.checkpoint.source import Checkpoint, open_checkpoint
 from truecast.errors import InputError, RefusedError, UsageError
 from truecast.families import find_family
+from truecast.layouts.calibration import MOMENT, Calibration
 from truecast.layouts.recognise import Contents, recognise
 from truecast.verify import compare_fp8, compare_int4
+from truecast.verify.calibration import open_declared, wanted_scales
 from truecast.verify.certificate import CERTIFICATE, Entries, is_certificate, write_certificate
+from truecast.verify.code import check_code
 from truecast.verify.importance import Importance, open_importance
 from truecast.verify.lossy import check_importance, check_lossy_claims, is_int4_cast, note_lossy, unchecked_scales
 from truecast.verify.manifest import Manifest, read_manifest
@@ -37,13 +40,14 @@ def verify(
     jobs: int = 1,
     certificate: Path | None = None,
     weights: Path | None = None,
+    calibration: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Prove that ``out`` holds exactly what ``src`` holds, or say where not.
 
     Where a format loses (INT4 of MXFP4, FP8 of BF16) the loss is judged instead: is it as the manifest says, is it the
-    least, and how large is it (``Report.quality``). ``weights`` is the file that INT4 scales were chosen by, should the
-    manifest say that there was one.
+    least, and how large is it (``Report.quality``). ``weights`` is the file that INT4 scales were chosen by,
+    ``calibration`` the one that activation scales were taken from, should the manifest say that there was one.
 
     Every tensor of both sides is accounted for, and every element of every matrix compared as integers. Where ``out``
     has a manifest, every byte is held against its hashes as well. ``jobs`` processes work on one output file each;
@@ -65,7 +69,9 @@ def verify(
     _check_unlisted(target, manifest, certificate)
     ours = report.declared = manifest is not None and manifest.fingerprint == source.fingerprint()
     rules = manifest.rules if manifest and ours else Rules()
-    importance = None if weights is None else open_importance(weights)
+    calibrated, importance = (None, None) if calibration is None else open_declared(calibration, rules)
+    if weights is not None and importance is None:
+        importance = open_importance(weights, MOMENT if rules.int4 and rules.int4.diagonal else "")
     check_importance(rules, importance)
     dropped = manifest.dropped if manifest and ours else {}
     found = recognise(target.tensors, lambda error: _note_fault(error, failures))
@@ -77,7 +83,7 @@ def verify(
     family = find_family(source.config, source.tensors)
     groups = group_twins(family, pairing.pairs) if rules.inexact else []
     rules = replace(rules, watched=watched(groups, rules.inexact))
-    results = _run(source, target, pairing, rules, jobs, certificate is not None, importance, progress)
+    results = _run(source, target, pairing, rules, jobs, certificate is not None, importance, calibrated, progress)
     for result in results:
         report.counts.add(result.counts)
         report.inexact += result.inexact
@@ -89,9 +95,10 @@ def verify(
     if manifest is not None:
         report.counts.bytes_read += check_files(target, manifest, {r.file: r.sha256 for r in results}, failures)
         if ours:
+            report.counts.bytes_read += check_code(source, target, manifest.files, manifest.code, failures)
             _check_claims(manifest, pairing, report)
             check_lossy_claims(manifest, pairing, failures)
-    report.notes += note_lossy(rules, pairing, importance)
+    report.notes += note_lossy(rules, pairing, importance, calibrated)
     report.scales_unchecked = unchecked_scales(rules, pairing, importance)
     if certificate is not None and report.ok:
         entries: Entries = [entry for r in results for entry in r.entries]
@@ -194,6 +201,7 @@ def _run(
     jobs: int,
     certificate: bool,
     importance: Importance | None,
+    calibration: Calibration | None,
     progress: Progress | None,
 ) -> list[ShardResult]:
     units: dict[str, list[Unit]] = defaultdict(list)
@@ -211,7 +219,14 @@ def _run(
     for file in target.shards:
         names = _names(units[file])
         own = importance.of(names) if importance else None
-        work.append(ShardJob(file, units[file], source.opener, target.opener, rules.of(names), certificate, own))
+        scales = None
+        if calibration is not None and rules.int4 is not None and rules.int4.calibration is not None:
+            scales = wanted_scales(
+                calibration, [u.out.name for u in units[file] if isinstance(u, Pair) and is_int4_cast(u)]
+            )
+        work.append(
+            ShardJob(file, units[file], source.opener, target.opener, rules.of(names), certificate, own, scales)
+        )
     total = sum(target.shards.values())
     if progress:
         progress("verify", 0, total)

@@ -16,6 +16,7 @@ from truecast.checkpoint.source import open_checkpoint
 from truecast.errors import InputError
 from truecast.families import find_family
 from truecast.layouts.recognise import recognise
+from truecast.verify.check.code import check_code
 from truecast.verify.check.config import check_config, declares_activations, find_blocks
 from truecast.verify.check.exclude import check_exclude
 from truecast.verify.check.files import check_banks, check_shards, header_finding, part_finding
@@ -91,6 +92,7 @@ def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress
 
     checkpoint = open_checkpoint(location, header_fault)
     check_shards(found, checkpoint)
+    check_code(found, checkpoint)
     contents = recognise(checkpoint.tensors, part_fault)
     family = find_family(checkpoint.config, checkpoint.tensors)
     plain_experts = [n.removesuffix(".weight") for n in contents.plain if n.endswith(".weight")]

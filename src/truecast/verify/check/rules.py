@@ -87,6 +87,20 @@ FILES = {
     ),
 }
 
+CODE = {
+    "a-log-oversized": Rule(
+        ERROR,
+        "an earlier fix of this file: it loads, and the first forward fails, because the kernel views A_log as"
+        " [num_heads, 1] (fla/ops/kda/gate.py); SGLang and vLLM do not use the file",
+        "convert with this truecast, whose loading rule keeps A_log at num_heads; or take the released file and that rule",
+    ),
+    "a-log-unloadable": Rule(
+        WARNING,
+        "from_pretrained stops at the shape of this parameter (transformers 4.56 and 5); SGLang and vLLM do not use the file",
+        "convert with this truecast, which adds a loading rule to the copy; or narrow A_log in _load_from_state_dict",
+    ),
+}
+
 PARTS = {
     "columns-not-multiple": Rule(
         ERROR,
@@ -295,6 +309,6 @@ CONFIG = {
 _A_CLASS_AT_A_TIME = ("exclude-", "format-metadata")  # what hits one layer hits them all
 RULES: dict[str, Rule] = {
     name: replace(rule, shown=3) if name.startswith(_A_CLASS_AT_A_TIME) else rule
-    for name, rule in {**FILES, **PARTS, **SCALES, **CONFIG}.items()
+    for name, rule in {**FILES, **CODE, **PARTS, **SCALES, **CONFIG}.items()
 }
 """Every id that ``check`` can report."""
