@@ -60,6 +60,13 @@ def test_what_cannot_be_told_is_left_and_said(source: Path, tmp_path: Path, cont
     assert any("was left as it is" in note for note in manifest["notes"])
 
 
+def test_the_early_fix_of_a_class_without_num_heads_is_left_and_said(source: Path, tmp_path: Path) -> None:
+    text = (source / FILE).read_text()
+    (source / FILE).write_text(text.replace("self.num_heads", "self.head_dim").replace('["num_heads"]', '["head_dim"]'))
+    manifest = convert(source, tmp_path / "out", Target("nvfp4"))
+    assert manifest["code"] == [] and any("was left as it is" in note for note in manifest["notes"])
+
+
 def test_no_rule_where_the_tensor_is_as_long_as_the_heads(source: Path, tmp_path: Path) -> None:
     config = source / "config.json"
     config.write_text(config.read_text().replace('"num_heads": ', '"num_heads": 128, "was": '))

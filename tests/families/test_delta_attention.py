@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from truecast.convert.a_log_rule import BLOCK
-from truecast.families.delta_attention import CLASS, MAX_BYTES, judge, linear_heads, longer
+from truecast.families.delta_attention import CLASS, MAX_BYTES, judge, knows_heads, linear_heads, longer
 
 START = f"""\
 import torch
@@ -42,7 +42,8 @@ def lines(*code: str) -> str:
             lines("self.A_log = torch.nn.Parameter(torch.log(torch.empty(", "    self.num_heads).uniform_(1, 16)))"),
             "unfixed",
         ),
-        (lines("n = config.num_attention_heads", "self.A_log = nn.Parameter(torch.zeros(n))"), "unfixed"),
+        (lines("n = self.num_heads", "self.A_log = nn.Parameter(torch.zeros(n))"), "unfixed"),
+        (lines("n = config.num_v_heads", "self.A_log = nn.Parameter(torch.zeros(n))"), "unknown"),
         (lines("self.register_parameter('A_log', nn.Parameter(torch.zeros(self.num_heads)))"), "unfixed"),
         (HEADS + HOOK, "fixed"),
         (HEADS + lines("self.register_load_state_dict_pre_hook(cut)", "self.name = 'A_log'"), "fixed"),
@@ -62,6 +63,13 @@ def lines(*code: str) -> str:
 )
 def test_verdict(body: str, verdict: str) -> None:
     assert judge((START + body).encode()) == verdict
+
+
+def test_whether_the_class_knows_its_heads_when_it_builds_the_parameter() -> None:
+    late = START.replace('        self.num_heads = config.linear_attn_config["num_heads"]\n', "")
+    assert knows_heads((START + WIDTH).encode())
+    assert not knows_heads((late + WIDTH).encode())
+    assert not knows_heads((late + WIDTH + "        self.num_heads = 3\n").encode())
 
 
 def test_a_class_under_a_condition_counts_and_a_nested_one_does_not() -> None:

@@ -84,7 +84,7 @@ def test_every_flipped_bit_is_found_even_under_a_manifest_that_agrees(pair: tupl
     [
         lambda raw: raw + b"import os\n",
         lambda raw: raw[:-1],
-        lambda raw: raw.replace(b"if not tail.is_meta and tail.count_nonzero()", b"if False"),
+        lambda raw: raw.replace(b"if not value.is_meta and", b"if False and"),
         lambda raw: b"\n" + raw,
         lambda raw: raw.replace(BLOCK.encode(), b""),
     ],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from truecast.checkpoint.source import Checkpoint
-from truecast.families.delta_attention import FILE, MAX_BYTES, judge, longer
+from truecast.families.delta_attention import FILE, MAX_BYTES, judge, knows_heads, longer
 
 RULE = "a_log/1"
 BLOCK = """
@@ -55,15 +55,15 @@ class _TruecastWaiting(_truecast_torch.nn.Parameter):
 
 
 def _truecast_narrow(self, value):
-    if value.dim() != 1 or value.size(0) <= self.num_heads:
+    heads = self._truecast_heads
+    if value.dim() != 1 or value.size(0) <= heads:
         return value
-    tail = value[self.num_heads :]
-    if not tail.is_meta and tail.count_nonzero():
+    if not value.is_meta and value[heads:].count_nonzero():
         raise ValueError(
-            f"A_log of layer {getattr(self, 'layer_idx', '?')} has {value.size(0)} values for {self.num_heads} heads, and"
+            f"A_log of layer {getattr(self, 'layer_idx', '?')} has {value.size(0)} values for {heads} heads, and"
             " those beyond are not all zero: the checkpoint is damaged, or not one of this model"
         )
-    return value[: self.num_heads].clone()
+    return value[:heads].clone()
 
 
 def _truecast_load(self, state_dict, prefix, *args, **kwargs):
@@ -74,8 +74,10 @@ def _truecast_load(self, state_dict, prefix, *args, **kwargs):
 
 def _truecast_register(self, name, param):
     if name == "A_log" and param is not None and param.dim() == 1:
-        is_new = self._parameters.get(name) is None
-        param.data = param.data[: self.num_heads].clone() if is_new else _truecast_narrow(self, param.data)
+        if self._parameters.get(name) is None:  # as the class builds it, with no values that matter
+            self._truecast_heads = min(param.size(0), getattr(self, "num_heads", param.size(0)))
+            param.data = param.data[: self._truecast_heads].clone()
+        param.data = _truecast_narrow(self, param.data)
     super(KimiDeltaAttention, self).register_parameter(name, param)
 
 
@@ -84,7 +86,7 @@ def _truecast_read(self):
     if param is None:
         raise AttributeError("A_log")
     wanted = _TruecastWaiting if param.is_meta else _truecast_torch.nn.Parameter
-    if param.dim() == 1 and (type(param) is not wanted or param.size(0) > self.num_heads):
+    if param.dim() == 1 and (type(param) is not wanted or param.size(0) > self._truecast_heads):
         param = self._parameters["A_log"] = wanted(_truecast_narrow(self, param.data), param.requires_grad)
     return param
 
@@ -118,6 +120,8 @@ def code_changes(source: Checkpoint) -> tuple[dict[str, CodeChange], list[str]]:
             continue
         content = source.read_small(name, MAX_BYTES) if size <= MAX_BYTES else b""
         verdict = judge(content) if content else "unknown"
+        if verdict == "oversized" and not knows_heads(content):
+            verdict = "unknown"  # the rule would not know to what length
         if verdict in ("unfixed", "oversized"):
             changes[name] = CodeChange(hashlib.sha256(content).hexdigest(), content + BLOCK.encode())
             notes.append(f"{name}: a loading rule for A_log was added after its last byte; --no-fix-code leaves it out")

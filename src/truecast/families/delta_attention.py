@@ -35,12 +35,26 @@ def judge(source: bytes) -> Verdict:
     if len(source) > MAX_BYTES:
         return "unknown"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-            return _judge(tree)
+        return _judge(_parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "unknown"
+
+
+def knows_heads(source: bytes) -> bool:
+    """Does the class set ``self.num_heads`` before ``self.A_log``? Of a file that :func:`judge` could read."""
+    found = [n for n in _top_level(_parse(source).body) if isinstance(n, ast.ClassDef) and n.name == CLASS][-1]
+    init = next(m for m in _methods(found) if m.name == "__init__")
+    lines: dict[str, int] = {}
+    for node in ast.walk(init):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            lines[node.attr] = min(node.lineno, lines.get(node.attr, node.lineno))
+    return "num_heads" in lines and ("A_log" not in lines or lines["num_heads"] < lines["A_log"])
+
+
+def _parse(source: bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
 
 
 def longer(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -112,6 +126,8 @@ def _size(found: ast.ClassDef) -> Literal["heads", "width", None]:
     heads, width = any(_HEADS.fullmatch(w) for w in words), any(_WIDTH.fullmatch(w) for w in words)
     if width and not (heads and any(isinstance(n, ast.Slice) for n in ast.walk(value))):
         return "width"
+    if "num_heads" in assigned and "num_heads" not in words:
+        return None  # other heads than those by which the class goes
     return "heads" if heads and not width else None
 
 

@@ -65,7 +65,7 @@ def note_lossy(
         if claim.method == "gptq":
             notes.append(
                 f"the codes of {len(cast)} matrices were chosen by GPTQ, for the error of outputs: that they are the best is not"
-                " claimed, and most are not nearest; legality and figures are checked, the share of nearest codes is given"
+                " claimed, and not all are nearest; legality and figures are checked, the share of nearest codes is given"
             )
         elif claim.method not in METHODS:
             notes.append(f"the INT4 method {claim.method!r} is not known here: legality and figures are checked only")
