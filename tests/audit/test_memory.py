@@ -15,8 +15,8 @@ from truecast.errors import RefusedError
 
 MB = 10**6
 BASE = 300 * MB
-NEEDS = Needs(layer=40 * MB, reading=5 * MB, token=20_000, head=30 * MB, longest=1000, tokens=50_000)
-LEAST = BASE + MARGIN_BYTES + 5 * MB + 40 * MB + 1000 * 20_000
+NEEDS = Needs(layer=40 * MB, reading=5 * MB, token=20_000, head=30 * MB, longest=300, tokens=50_000)
+LEAST = BASE + MARGIN_BYTES + 5 * MB + 40 * MB + 300 * 20_000
 CPU = torch.device("cpu")
 
 
@@ -27,7 +27,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_smallest_number_works_and_one_byte_less_is_refused() -> None:
     found = fit(LEAST, NEEDS, CPU)
-    assert (found.tile_tokens, found.ahead, found.kept_bytes) == (1000, False, 0)
+    assert (found.tile_tokens, found.ahead, found.kept_bytes) == (300, False, 0)
     with pytest.raises(RefusedError, match=f"smallest that works is {-(-LEAST // MB)}MB"):
         fit(LEAST - 1, NEEDS, CPU)
     with pytest.raises(RefusedError):
@@ -36,17 +36,17 @@ def test_the_smallest_number_works_and_one_byte_less_is_refused() -> None:
 
 def test_reading_ahead_comes_before_a_larger_tile_and_that_before_kept_states() -> None:
     assert fit(LEAST + 40 * MB, NEEDS, CPU).ahead
-    larger = fit(LEAST + 50 * MB, NEEDS, CPU)
-    assert (larger.ahead, larger.tile_tokens, larger.kept_bytes) == (True, 1500, 0)
+    larger = fit(LEAST + 42 * MB, NEEDS, CPU)
+    assert (larger.ahead, larger.tile_tokens, larger.kept_bytes) == (True, 400, 0)
     most = fit(LEAST + 500 * MB, NEEDS, CPU)
-    assert (most.tile_tokens, most.ahead) == (2048, True)
+    assert (most.tile_tokens, most.ahead) == (512, True)
     assert most.kept_bytes > 400 * MB
-    assert fit(None, NEEDS, CPU).tile_tokens == 2048
+    assert fit(None, NEEDS, CPU).tile_tokens == 512
 
 
 @given(st.integers(LEAST, LEAST + 10**9), st.integers(1, 2048), st.integers(1, 10**6))
 def test_the_parts_never_exceed_the_whole(cap: int, longest: int, tokens: int) -> None:
-    needs = replace(NEEDS, longest=min(longest, 1000), tokens=max(tokens, longest))
+    needs = replace(NEEDS, longest=min(longest, 300), tokens=max(tokens, longest))
     found = fit(cap, needs, CPU)
     layers = needs.layer * (2 if found.ahead else 1)
     tile = min(found.tile_tokens, needs.tokens) * needs.token

@@ -18,8 +18,9 @@ import torch
 from truecast.checkpoint.header import TensorInfo
 from truecast.errors import RefusedError
 
-TILE_TOKENS = {"cpu": 2048, "cuda": 32768}
-"""Rows that go through a layer together where memory allows: enough that decoding an expert costs less than using it."""
+TILE_TOKENS = {"cpu": 512, "cuda": 32768}
+"""Rows that go through a layer together where memory allows. On a GPU enough that decoding an expert costs less than using
+it; on a CPU few, so that runs with and without a cap on memory make the same tiles, and so the same roundings."""
 
 MARGIN_BYTES = 64 << 20
 """What libraries allocate at the first product, and fragmentation."""
