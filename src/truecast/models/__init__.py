@@ -1,0 +1,3 @@
+"""Reference models in plain PyTorch that read a checkpoint in any layout, one layer at a time."""
+
+from __future__ import annotations

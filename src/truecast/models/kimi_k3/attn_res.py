@@ -1,0 +1,49 @@
+"""AttnRes: attention over the residuals of earlier blocks in place of one residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from truecast.models.precision import like, promote
+
+_TOKENS = 1 << 15
+"""So many tokens are widened at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttnRes:
+    """Weights of one mix: the norm's ``[hidden]`` and the query ``[1, hidden]``."""
+
+    norm: Tensor
+    proj: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """What they take in memory."""
+        return self.norm.nbytes + self.proj.nbytes
+
+
+def mix(stream: Tensor, snapshots: Sequence[Tensor], weights: AttnRes, eps: float) -> Tensor:
+    """Softmax-weighted sum of the snapshots and the stream, token by token.
+
+    Scores come from the normed values, the sum is over the raw ones. Shapes: ``[N, hidden]`` each -> ``[N, hidden]``.
+    """
+    query = promote(weights.norm) * promote(weights.proj)[0]
+    sources = [torch.split(source, _TOKENS) for source in (*snapshots, stream)]
+    return torch.cat([_mix(some, query, eps) for some in zip(*sources, strict=True)])
+
+
+def _mix(sources: Sequence[Tensor], query: Tensor, eps: float) -> Tensor:
+    scores = []
+    for source in sources:
+        wide = promote(source)
+        scores.append(wide @ like(query, wide) * torch.rsqrt(wide.square().mean(-1) + eps))
+    shares = torch.softmax(torch.stack(scores), dim=0)
+    mixed = torch.zeros_like(promote(sources[0]))
+    for source, share in zip(sources, shares, strict=True):
+        mixed = mixed + share[:, None] * promote(source)
+    return like(mixed, sources[0])
