@@ -17,16 +17,23 @@ MAY_IMPORT = {
     "casts": {"formats"},
     "convert": {"formats", "checkpoint", "layouts", "families", "casts"},
     "verify": {"formats", "checkpoint", "layouts", "families"},
-    "serve": {"checkpoint", "layouts", "families"},
+    "models": {"formats", "checkpoint", "layouts", "families"},
+    "audit": {"formats", "checkpoint", "layouts", "families", "models"},
+    "serve": {"checkpoint", "layouts", "families", "models"},
     "report": set(),
-    "cli": {"formats", "checkpoint", "layouts", "families", "casts", "convert", "verify", "serve", "report"},
+    "cli": {
+        *("formats", "checkpoint", "layouts", "families", "casts", "convert", "verify", "models", "audit", "serve"),
+        "report",
+    },
 }
 EVERYWHERE = {"errors", "compiled", "__version__"}
 THIRD_PARTY = {
     "formats": {"numpy", "ml_dtypes"},
     "checkpoint": {"fsspec"},
     "families": set(),
-    "serve": set(),
+    "models": {"numpy", "torch", "tiktoken", "tokenizers"},
+    "audit": {"numpy", "torch"},
+    "serve": {"numpy", "torch", "fastapi", "pydantic", "starlette", "uvicorn"},
     "report": set(),
     "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},
 }

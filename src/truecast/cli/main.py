@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from truecast import __version__
 from truecast.errors import RefusedError, TruecastError
 
-VERBS = ("inspect", "plan", "convert", "verify", "check")
+VERBS = ("inspect", "plan", "convert", "verify", "check", "corpus", "serve_reference")
 """Modules of this package; imported once ``main`` can answer Ctrl-C."""
 
 INTERRUPTED = 130

@@ -50,6 +50,12 @@ class Decoder(Protocol):
     def embed(self, tokens: Tensor) -> Hidden:
         """Embedding of tokens ``[N]`` int64. Raises: InputError for a token outside the vocabulary."""
 
+    def embedding_tensor(self) -> TensorInfo:
+        """The stored embedding, of which ``embed`` reads what it needs."""
+
+    def load_embedding(self) -> Tensor:
+        """The whole embedding ``[V, hidden]``, for those who look tokens up again and again."""
+
     def load_layer(self, i: int) -> Layer:
         """Read layer ``i`` (0-based). Raises: InputError naming tensor and file."""
 

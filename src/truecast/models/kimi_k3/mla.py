@@ -119,7 +119,7 @@ def _absorbed(q: Tensor, latent: Tensor, key: Tensor, w: Mla, config: K3Config) 
     """
     up = like(w.kv_b.weight(), q).reshape(config.heads, -1, config.kv_lora)
     up_k, up_v = torch.split(up, [config.nope_dim, config.v_dim], dim=1)
-    nope, rope = q[0].split([config.nope_dim, config.rope_dim], dim=-1)
+    nope, rope = torch.split(q[0], [config.nope_dim, config.rope_dim], dim=-1)
     scores = torch.einsum("hn,hnc->hc", nope, up_k) @ latent.T + rope @ key.T
     shares = like(torch.softmax(promote(scores) * q.shape[-1] ** -0.5, dim=-1), q)
     return torch.einsum("hc,hvc->hv", shares @ latent, up_v).reshape(1, -1)

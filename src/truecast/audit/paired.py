@@ -1,0 +1,82 @@
+"""Two candidates against one reference on the same tokens: the difference, document by document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from truecast.audit.intervals import difference_figure
+from truecast.audit.positions import Positions, load_positions
+from truecast.errors import InputError
+
+SAME_NLL = 0.05
+"""How far, in nats per token, a document's reference NLL may differ between two audits of the same tokens."""
+
+_SAME_RUN = "audit both candidates against the same reference on the same corpus, device and dtype"
+
+
+def paired(a: Positions, b: Positions) -> dict[str, Any]:
+    """KL of ``a`` less KL of ``b``, positive where ``a`` costs more.
+
+    Keys: ``a`` and ``b`` (mean KLs), ``difference`` (:func:`difference_figure`), ``excludes_zero`` (None without an
+    interval). Units: nats per token. Raises: InputError where documents, positions or the reference's figures differ.
+    """
+    _check_same(a, b)
+    difference = difference_figure(a.kl - b.kl, a.doc)
+    interval = difference["interval"]
+    return {
+        "a": float(a.kl.mean()),
+        "b": float(b.kl.mean()),
+        "difference": difference,
+        "excludes_zero": None if interval is None else not interval[0] <= 0 <= interval[1],
+    }
+
+
+def paired_folders(a: Path, b: Path) -> dict[str, Any]:
+    """The same from two output folders of ``truecast audit``, with both candidates' names as ``candidates``.
+
+    Reads ``audit.json`` and ``positions/*.npy``; nothing is unpickled.
+    Raises: InputError where a file is missing or malformed, or corpora or references differ.
+    """
+    documents = [_read(folder / "audit.json") for folder in (a, b)]
+    for key in ("reference", "corpus"):
+        if documents[0].get(key) != documents[1].get(key):
+            raise InputError(
+                f"the two audits have another {key}", where=f"{a / 'audit.json'}, {b / 'audit.json'}", fix=_SAME_RUN
+            )
+    result = paired(load_positions(a / "positions"), load_positions(b / "positions"))
+    return {"candidates": [document.get("candidate") for document in documents], **result}
+
+
+def _check_same(a: Positions, b: Positions) -> None:
+    if not len(a) or not len(b):
+        raise InputError("no position was scored", fix="give documents with more than one token")
+    if len(a) != len(b) or not np.array_equal(a.doc, b.doc):
+        raise InputError(f"the documents differ: {len(a):,} and {len(b):,} positions", where="doc.npy", fix=_SAME_RUN)
+    if not np.array_equal(a.pos, b.pos):
+        raise InputError("other positions were scored", where="pos.npy", fix=_SAME_RUN)
+    documents, index = np.unique(a.doc, return_inverse=True)
+    apart = np.bincount(index, weights=np.abs(a.nll_ref - b.nll_ref)) / np.bincount(index)
+    worst = int(apart.argmax())
+    if apart[worst] > SAME_NLL:
+        raise InputError(
+            f"the reference's NLL in document {documents[worst]} differs by {apart[worst]:.3g} nats per token:"
+            " other tokens, or another reference",
+            where="nll_ref.npy",
+            fix=_SAME_RUN,
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("no such file", where=str(path), fix="name the output folder of a finished audit") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"not readable: {error}", where=str(path), fix="run the audit again") from None
+    if not isinstance(document, dict):
+        raise InputError("not an audit's document", where=str(path), fix="run the audit again")
+    return document

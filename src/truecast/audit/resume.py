@@ -1,0 +1,135 @@
+"""The folder of one audit: whose it is, and how far it got.
+
+``OUT/.audit/journal.json`` says what is compared and how. Beside it lies one record for each finished layer, written
+after the states that the layer left are on disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from truecast.checkpoint.journal import encode_json
+from truecast.checkpoint.writer import PARTIAL_SUFFIX, explained, write_file
+from truecast.errors import InputError, RefusedError
+
+FOLDER = ".audit"
+RESULT = "audit.json"
+
+
+class Folder:
+    """The open output folder of an audit; a context that holds its lock.
+
+    ``identity`` maps what must agree for a run to go on (``reference``, ``corpus`` ...) to what it is in this run;
+    ``chosen`` are numbers that the first run chose and a later one must keep: after opening they are that run's.
+    Raises: InputError if ``out`` holds what no audit wrote; RefusedError if it is another audit's, or one is at work.
+    """
+
+    def __init__(self, out: Path, identity: dict[str, Any], chosen: dict[str, int]) -> None:
+        self.out, self.own, self.states = out, out / FOLDER, out / FOLDER / "states"
+        with explained(out):
+            _check_ours(out)
+            self.own.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RefusedError(
+                    "another audit is writing this folder", where=str(out), fix="wait for it to end"
+                ) from None
+            self.chosen = self._claim(identity, chosen)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _claim(self, identity: dict[str, Any], chosen: dict[str, int]) -> dict[str, int]:
+        for leftover in self.own.glob(f"*{PARTIAL_SUFFIX}"):
+            leftover.unlink()
+        path = self.own / "journal.json"
+        if not path.exists():
+            write_file(path, encode_json({"identity": identity, "chosen": chosen}))
+            return chosen
+        before = _load(path)
+        then = before.get("identity")
+        if not isinstance(then, dict) or not isinstance(before.get("chosen"), dict):
+            raise _damaged(path)
+        different = sorted(key for key in identity.keys() | then.keys() if identity.get(key) != then.get(key))
+        if different:
+            raise RefusedError(
+                f"belongs to an audit with a different {' and '.join(different)}",
+                where=str(self.out),
+                fix="choose another folder, or remove this one and start again",
+            )
+        return {**chosen, **before["chosen"]}
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def records(self) -> list[dict[str, Any]]:
+        """What was noted so far, from step 0 without a gap. Raises: RefusedError for an edited or cut record."""
+        found: list[dict[str, Any]] = []
+        while (path := self._record(len(found))).exists():
+            record = _load(path)
+            if record.pop("check", None) != _check(record):
+                raise _damaged(path)
+            found.append(record)
+        return found
+
+    def note(self, step: int, record: dict[str, Any]) -> None:
+        """Note a finished step; durable when this returns."""
+        write_file(self._record(step), encode_json({**record, "check": _check(record)}))
+
+    def result(self) -> dict[str, Any] | None:
+        """The document of an audit that is finished here, else None."""
+        return _load(self.out / RESULT) if (self.own / "finished").exists() else None
+
+    def finish(self, document: dict[str, Any]) -> None:
+        """Write the document; states and records are removed."""
+        write_file(self.out / RESULT, json.dumps(document, indent=1).encode() + b"\n")
+        write_file(self.own / "finished", b"")
+        shutil.rmtree(self.states, ignore_errors=True)
+        for path in self.own.glob("step-*.json"):
+            path.unlink()
+
+    def _record(self, step: int) -> Path:
+        return self.own / f"step-{step:05d}.json"
+
+
+def _check_ours(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError("is a file, not a folder", where=str(out), fix="choose another output folder")
+    for ours in (out / FOLDER, out / FOLDER / "states"):
+        if ours.is_symlink():
+            raise InputError("is a link, which no audit makes", where=str(ours), fix="choose another output folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / FOLDER).is_dir():
+        raise InputError("is not empty and no audit wrote it", where=str(out), fix="choose another output folder")
+
+
+def _check(record: dict[str, Any]) -> str:
+    return hashlib.sha256(encode_json(record)).hexdigest()
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        raise _damaged(path) from None
+    if not isinstance(document, dict):
+        raise _damaged(path)
+    return document
+
+
+def _damaged(path: Path) -> RefusedError:
+    return RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")
