@@ -9,8 +9,9 @@ import torch
 from truecast.checkpoint.source import CONFIG, open_checkpoint
 from truecast.errors import InputError
 from truecast.layouts.recognise import recognise
+from truecast.models import llama
 from truecast.models.base import Decoder
-from truecast.models.kimi_k3.config import read_config
+from truecast.models.kimi_k3.config import K3Config, read_config
 from truecast.models.kimi_k3.model import K3Model
 from truecast.models.parts import Parts
 
@@ -28,10 +29,12 @@ def open_model(
     if not checkpoint.config:
         raise InputError("is missing or empty", where=where, fix="download config.json too")
     kind = checkpoint.config.get("model_type")
-    if kind not in ("kimi_k3", "kimi_linear"):
-        raise InputError(f"model_type is {kind!r}; there are reference models of kimi_k3 and kimi_linear", where=where)
+    if kind not in ("kimi_k3", "kimi_linear", "llama"):
+        raise InputError(
+            f"model_type is {kind!r}; there are reference models of kimi_k3, kimi_linear and llama", where=where
+        )
     device = torch.device(device)
     chosen = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    config = read_config(checkpoint.config, where)
+    config = llama.read_config(checkpoint.config, where) if kind == "llama" else read_config(checkpoint.config, where)
     parts = Parts(checkpoint, recognise(checkpoint.tensors), device, chosen)
-    return K3Model(config, parts)
+    return K3Model(config, parts) if isinstance(config, K3Config) else llama.LlamaModel(config, parts)

@@ -13,8 +13,8 @@ from truecast.models.kimi_k3.config import K3Config
 from truecast.models.kimi_k3.kda import Kda, KdaCache
 from truecast.models.kimi_k3.mla import Mla, MlaCache
 from truecast.models.kimi_k3.moe import Mlp, Moe, mlp, moe
-from truecast.models.kimi_k3.norm import rms_norm
 from truecast.models.memory import nbytes
+from truecast.models.norm import rms_norm
 from truecast.models.rows import Rows
 from truecast.models.taps import PLAIN, Taps
 

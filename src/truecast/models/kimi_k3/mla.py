@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from truecast.models.kimi_k3.config import K3Config
-from truecast.models.kimi_k3.norm import rms_norm
 from truecast.models.linear import Linear
+from truecast.models.norm import rms_norm
 from truecast.models.precision import like, promote
 from truecast.models.rows import Rows, by_documents
 from truecast.models.taps import PLAIN, Taps

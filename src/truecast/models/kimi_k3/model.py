@@ -13,7 +13,7 @@ from truecast.models.kimi_k3.config import K3Config
 from truecast.models.kimi_k3.kda import KdaCache
 from truecast.models.kimi_k3.layer import K3Layer
 from truecast.models.kimi_k3.mla import MlaCache
-from truecast.models.kimi_k3.norm import rms_norm
+from truecast.models.norm import rms_norm
 from truecast.models.parts import Parts
 from truecast.models.stored import Stored
 

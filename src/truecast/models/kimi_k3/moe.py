@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from truecast.models.experts import Experts
+from truecast.models.kimi_k3.activation import situ
 from truecast.models.kimi_k3.config import K3Config
-from truecast.models.kimi_k3.norm import rms_norm, situ
 from truecast.models.linear import Linear
+from truecast.models.norm import rms_norm
 from truecast.models.precision import like, promote
 from truecast.models.taps import Taps
 

@@ -1,4 +1,4 @@
-"""Norms and the activation."""
+"""SiTU, the activation of every feed-forward block."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import torch
 from torch import Tensor
 
 from truecast.models.precision import like, promote
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``w * cast(x / sqrt(mean(x^2) + eps))``: cast to the dtype of ``x`` before the weight, as released.
-
-    Shapes: ``[..., d]``, ``[d]`` -> ``[..., d]``.
-    """
-    wide = promote(x)
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return like(normed, x) * like(weight, x)
 
 
 def situ(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> Tensor:
