@@ -25,7 +25,7 @@ from truecast.models.kimi_k3.kda import Kda
 from truecast.models.kimi_k3.layer import K3Layer
 from truecast.models.kimi_k3.mla import Mla
 from truecast.models.kimi_k3.moe import Mlp, Moe
-from truecast.models.kimi_k3.norm import rms_norm
+from truecast.models.norm import rms_norm
 from truecast.models.linear import Dense
 from truecast.models.rows import Rows
 from truecast.models.taps import Taps
