@@ -1,7 +1,8 @@
-"""nano-K3 in training: the reference model's own layers over float32 parameters.
+"""nano-K3 in training: the reference model's own layers over the weights as the checkpoint will store them.
 
-Each forward pass first makes the weights that the checkpoint will store: experts rounded to MXFP4, everything that is
-BF16 on disk rounded to that, the float32 tensors as they are. So what is published computes what was trained.
+``refresh`` makes these from the float32 parameters: experts rounded to MXFP4, everything that is BF16 on disk rounded to
+that, the float32 tensors as they are. So what is published computes what was trained. Gradients are taken at the stored
+weights and applied to the parameters (straight-through).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from examples.nano_k3.mxfp4 import fake_quantized
+from examples.nano_k3.mxfp4 import rounded
 from examples.nano_k3.shape import config
 from examples.shaped.kimi_k3 import K3Shape, layer_specs, top_specs
 from truecast.models.experts import Experts
@@ -150,6 +151,26 @@ def _permute(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
     return cast(Tensor, _Permutation.apply(x, order, back))  # type: ignore[no-untyped-call]
 
 
+class _Lookup(torch.autograd.Function):
+    """Rows of a table; the gradient is a matrix product, the same in each run and free of sorting."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:
+        """``table[tokens]``."""
+        ctx.size, ctx.tokens = table.shape[0], tokens
+        return table.index_select(0, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The sum of each token's gradients."""
+        marks = ctx.tokens[:, None] == torch.arange(ctx.size, device=ctx.tokens.device)
+        return marks.to(gradients[0].dtype).T @ gradients[0], None
+
+
+def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
+    return cast(Tensor, _Lookup.apply(table, tokens))  # type: ignore[no-untyped-call]
+
+
 def grouped_products_work(device: torch.device) -> bool:
     """Do grouped products give the same values and gradients here as one product after another?"""
     if device.type != "cuda":
@@ -172,6 +193,10 @@ def grouped_products_work(device: torch.device) -> bool:
         return False
 
 
+_WIDE = ("conv1d.weight", "A_log", "dt_bias", "o_norm.weight", BIAS)
+"""Ends of the names that are float32 on disk."""
+
+
 class Model:
     """One set of parameters and what to compute with them. Numbers run in ``dtype``."""
 
@@ -181,10 +206,33 @@ class Model:
         device = next(iter(parameters.values())).device
         self.load = torch.zeros(shape.layers, shape.experts, device=device)
         """Tokens of each expert since it was last zeroed; row 0 (the dense layer) stays zero."""
+        self.stored: dict[str, Tensor] = {}
+        """Name -> the weight in use, of which gradients are taken; the router's bias is the parameter itself."""
+        for name, parameter in parameters.items():
+            if name.endswith(BIAS):
+                self.stored[name] = parameter
+            else:
+                wide = name.endswith(_WIDE)
+                held = torch.empty_like(parameter, dtype=torch.float32 if wide else dtype)
+                self.stored[name] = held.requires_grad_(not untrained(name))
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the stored weights from the parameters."""
+        names = [name for name in self.parameters if not name.endswith(BIAS) and ".experts." not in name]
+        sources = [self.parameters[name] for name in names]
+        sources = [p if n.endswith(_WIDE) else p.bfloat16() for n, p in zip(names, sources, strict=True)]
+        torch._foreach_copy_([self.stored[name] for name in names], sources)
+        names = [name for name in self.parameters if ".experts." in name]
+        values = rounded(torch.cat([self.parameters[name].reshape(-1) for name in names]))
+        parts = values.split([self.parameters[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            self.stored[name].copy_(part.reshape(self.stored[name].shape))
 
     def hidden(self, tokens: Tensor, rows: Rows, live: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What the head takes, and the head. Shapes: ``[N]`` -> ``[N, hidden]``, ``[V, hidden]``."""
-        state = Hidden(functional.embedding(tokens, self._stored("model.embed_tokens.weight")))
+        state = Hidden(_look_up(self._stored("model.embed_tokens.weight"), tokens))
         for index in range(self.config.layers):
             state = self._layer(index, live)(state, rows)
         mixed = mix(state.stream, state.snapshots, self._mix("model.output_attn_res"), self.config.eps)
@@ -196,8 +244,7 @@ class Model:
         return functional.linear(hidden, head)
 
     def _stored(self, name: str) -> Tensor:
-        """A BF16 tensor as the checkpoint holds it, in the dtype of the computation."""
-        return self.parameters[TEXT + name].bfloat16().to(self.dtype)
+        return self.stored[TEXT + name]
 
     def _linear(self, name: str) -> Dense:
         return Dense(self._stored(f"{name}.weight"))
@@ -221,10 +268,7 @@ class Model:
         )
 
     def _kda(self, prefix: str) -> Kda:
-        def whole(name: str) -> Tensor:
-            return self.parameters[TEXT + prefix + name]
-
-        q, k, v = (whole(f"{x}_conv1d.weight")[:, 0] for x in "qkv")
+        q, k, v = (self._stored(f"{prefix}{x}_conv1d.weight")[:, 0] for x in "qkv")
         return Kda(
             q=self._linear(f"{prefix}q_proj"),
             k=self._linear(f"{prefix}k_proj"),
@@ -235,9 +279,9 @@ class Model:
             beta=self._linear(f"{prefix}b_proj"),
             out=self._linear(f"{prefix}o_proj"),
             convolutions=(q, k, v),
-            a_log=whole("A_log"),
-            dt_bias=whole("dt_bias"),
-            out_norm=whole("o_norm.weight"),
+            a_log=self._stored(f"{prefix}A_log"),
+            dt_bias=self._stored(f"{prefix}dt_bias"),
+            out_norm=self._stored(f"{prefix}o_norm.weight"),
         )
 
     def _mla(self, prefix: str) -> Mla:
@@ -257,13 +301,12 @@ class Model:
 
     def _moe(self, prefix: str, index: int, live: Tensor | None) -> Moe:
         stacked = StackedExperts(
-            *(fake_quantized(self.parameters[f"{TEXT}{prefix}experts.{w}"]).to(self.dtype) for w in ("w1", "w2", "w3")),
-            grouped=self.grouped,
+            *(self._stored(f"{prefix}experts.{w}") for w in ("w1", "w2", "w3")), grouped=self.grouped
         )
         stacked.load, stacked.live = self.load[index], live
         return Moe(
             router=self._stored(f"{prefix}gate.weight"),
-            bias=self.parameters[f"{TEXT}{prefix}gate.{BIAS}"],
+            bias=self._stored(f"{prefix}gate.{BIAS}"),
             down=self._linear(f"{prefix}routed_expert_down_proj"),
             norm=self._stored(f"{prefix}routed_expert_norm.weight"),
             up=self._linear(f"{prefix}routed_expert_up_proj"),

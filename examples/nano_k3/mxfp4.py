@@ -1,12 +1,6 @@
-"""Experts rounded to MXFP4 inside the training step: the forward pass uses what the checkpoint will store.
-
-The rule is that of :mod:`truecast.casts.bf16_to_mxfp4`, to the bit; gradients pass as if nothing had been rounded
-(straight-through estimator).
-"""
+"""Weights rounded to MXFP4 on the training device, by the rule of :mod:`truecast.casts.bf16_to_mxfp4` to the bit."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,22 +27,3 @@ _STEPS = (
     (5.0, False, 2.0),
 )  # fmt: skip
 """Midpoint between two codes, whether a tie goes up (to the even code), and the step from the lower to the upper."""
-
-
-class _StraightThrough(torch.autograd.Function):
-    """Rounds forward; backward hands the gradient on."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor) -> Tensor:
-        """Exactly the rounded values, which ``w + (rounded - w)`` would not be."""
-        return rounded(weights)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """The gradient as it is."""
-        return gradients[0]
-
-
-def fake_quantized(weights: Tensor) -> Tensor:
-    """:func:`rounded`, with a gradient."""
-    return _StraightThrough.apply(weights)  # type: ignore[no-any-return, no-untyped-call]

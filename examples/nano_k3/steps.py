@@ -44,7 +44,7 @@ class Step:
         scores = self.model.logits(self.tokens, rows, self.live).float()
         loss = (functional.cross_entropy(scores, self.targets, reduction="none") * self.weights).sum()
         names = list(self.gradients)
-        found = torch.autograd.grad(loss * self.kind.share, [self.model.parameters[name] for name in names])
+        found = torch.autograd.grad(loss * self.kind.share, [self.model.stored[name] for name in names])
         torch._foreach_add_([self.gradients[name] for name in names], list(found))
         self.loss.copy_(loss.detach())
 

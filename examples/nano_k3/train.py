@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -82,7 +81,7 @@ class Trainer:
     def __init__(self, settings: Settings, device: torch.device, vocabulary: Path) -> None:
         self.settings, self.device, self.vocabulary = settings, device, vocabulary
         self.parameters: Parameters = {n: p.to(device) for n, p in initial(settings.shape, settings.seed).items()}
-        trained = {n: p.requires_grad_() for n, p in self.parameters.items() if not untrained(n)}
+        trained = {n: p for n, p in self.parameters.items() if not untrained(n)}
         self.gradients = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         grouped = grouped_products_work(device)
@@ -122,9 +121,9 @@ class Trainer:
         self.norm = torch.linalg.vector_norm(norms)
         torch._foreach_mul_(gradients, (self.settings.clip / (self.norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step(rate)
+        self.model.refresh()
         self._balance(rate / self.settings.rate)
 
-    @torch.no_grad()
     def _balance(self, share: float) -> None:
         """Move each router's bias towards the experts with fewer tokens than the mean."""
         load = self.model.load[1:]
@@ -144,7 +143,7 @@ def save_state(path: Path, trainer: Trainer, elapsed: float, number: int) -> Non
     partial = path.with_suffix(".partial.npz")
     np.savez(
         partial, elapsed=elapsed, number=number, steps=trainer.optimizer.steps,
-        **{name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()},
+        **{name: tensor.cpu().numpy() for name, tensor in arrays.items()},
     )  # fmt: skip
     partial.replace(path)
 
@@ -154,7 +153,8 @@ def load_state(path: Path, trainer: Trainer) -> tuple[float, int]:
     with np.load(path, allow_pickle=False) as held:
         tensors = {name: torch.from_numpy(held[name]) for name in held.files if "/" in name}
         for name, parameter in trainer.parameters.items():
-            parameter.detach().copy_(tensors[f"parameter/{name}"])
+            parameter.copy_(tensors[f"parameter/{name}"])
+        trainer.model.refresh()
         trainer.optimizer.restore(tensors, int(held["steps"]))
         return float(held["elapsed"]), int(held["number"])
 
@@ -203,7 +203,7 @@ def _loop(
     text = Text(*load(kit / "text.xz"), seed=settings.seed + number)
     pieces = {kind.name: text.batches(kind, pad) for kind in settings.kinds if kind.name == "text"}
     log: list[dict[str, Any]] = []
-    good = {name: p.detach().clone() for name, p in trainer.parameters.items()}
+    good = {name: p.clone() for name, p in trainer.parameters.items()}
     scale, first = 1.0, number
     tokens = dict.fromkeys(trainer.steps, 0)
 
@@ -246,7 +246,7 @@ def _loop(
             print(f"{json.dumps(line)} {seen:,.0f} tokens/s", flush=True)
         if time.monotonic() - last_saved > settings.save_every:
             last_saved = time.monotonic()
-            good = {name: p.detach().clone() for name, p in trainer.parameters.items()}
+            good = {name: p.clone() for name, p in trainer.parameters.items()}
             publish(out / "checkpoint", settings.shape, trainer.parameters, kit)
             (out / "training.json").write_text(json.dumps({"settings": asdict(settings), "results": {}, "log": log}))
     if trainer.device.type == "cuda":
@@ -256,10 +256,10 @@ def _loop(
     return log
 
 
-@torch.no_grad()
 def _restore(trainer: Trainer, good: dict[str, Tensor]) -> None:
     for name, parameter in trainer.parameters.items():
         parameter.copy_(good[name])
+    trainer.model.refresh()
     trainer.optimizer.restore({n: torch.zeros_like(t) for n, t in trainer.optimizer.state().items()}, 0)
 
 
@@ -293,7 +293,6 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="the trial shape")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     train(SMALL if given.tiny else BIG, given.kit, given.out, given.seconds, given.until, given.state)
     return 0
 
