@@ -14,12 +14,18 @@ def rounded(weights: Tensor) -> Tensor:
     amax = blocks.abs().amax(-1, keepdim=True)
     exponent = torch.frexp(amax).exponent - 3  # amax = f * 2^e, f in [0.5, 1): floor(log2) is e - 1, and E2M1 reaches 2^2
     exponent = torch.where(amax == 0, -127, exponent.clamp(-127, 127))
-    scaled = torch.ldexp(blocks, -exponent)
+    scaled = blocks * _power(-exponent)
     size = scaled.abs()
     value = torch.zeros_like(size)
     for midpoint, tie_goes_up, step in _STEPS:
         value = value + step * ((size >= midpoint) if tie_goes_up else (size > midpoint))
-    return torch.ldexp(torch.copysign(value, scaled), exponent).reshape(weights.shape)
+    return (torch.copysign(value, scaled) * _power(exponent)).reshape(weights.shape)
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """``2^exponent``, exactly, from the bits of a float32. Shapes: int32 in -127..127 -> float32."""
+    bits = torch.where(exponent == -127, 1 << 22, (exponent + 127) << 23)  # 2^-127 is subnormal
+    return bits.to(torch.int32).view(torch.float32)
 
 
 _STEPS = (

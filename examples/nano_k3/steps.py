@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -27,10 +28,14 @@ class Step:
 
     def feed(self, batch: Batch) -> None:
         """Take the next batch."""
-        for held, array in ((self.tokens, batch.tokens), (self.targets, batch.targets), (self.live, batch.live)):
-            held.copy_(torch.from_numpy(array.astype("int32")).flatten(), non_blocking=True)
         weights = torch.from_numpy(batch.counts).flatten().float()
-        self.weights.copy_(weights / weights.sum().clamp(min=1), non_blocking=True)
+        for held, value in (
+            (self.tokens, torch.from_numpy(batch.tokens.astype(np.int64)).flatten()),
+            (self.targets, torch.from_numpy(batch.targets.astype(np.int64)).flatten()),
+            (self.live, torch.from_numpy(batch.live).flatten().float()),
+            (self.weights, weights / weights.sum().clamp(min=1)),
+        ):
+            held.copy_(value.pin_memory() if held.is_cuda else value, non_blocking=True)
 
     def run(self) -> None:
         """Forward and backward."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from examples.nano_k3.data import Kind, Makers, Text, load
 from examples.nano_k3.evaluate import dialogues_score, documents_loss
 from examples.nano_k3.model import BIAS, Model, Parameters, grouped_products_work, initial, untrained
+from examples.nano_k3.mxfp4 import rounded
 from examples.nano_k3.optimizer import Optimizer
 from examples.nano_k3.publish import publish
 from examples.nano_k3.shape import SHAPE, TINY
@@ -58,7 +59,7 @@ BIG = Settings(
 )
 SMALL = Settings(
     TINY,
-    (Kind("text", 4, 128, 0.3), Kind("short", 12, 192, 0.7)),
+    (Kind("text", 2, 128, 0.3), Kind("short", 12, 160, 0.7)),
     rate=4e-3,
     makers=1,
     save_every=1e9,
@@ -83,6 +84,9 @@ class Trainer:
         self.parameters: Parameters = {n: p.to(device) for n, p in initial(settings.shape, settings.seed).items()}
         trained = {n: p for n, p in self.parameters.items() if not untrained(n)}
         self.gradients = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
+        experts = next(p for n, p in self.parameters.items() if ".experts." in n)
+        if not torch.equal(rounded(experts).cpu(), rounded(experts.cpu())):
+            raise RuntimeError(f"{device} rounds to MXFP4 otherwise than the CPU")
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         grouped = grouped_products_work(device)
         print(f"experts: {'grouped products' if grouped else 'all experts on all tokens'}", flush=True)
