@@ -1,9 +1,15 @@
-"""Writing the trained parameters as a checkpoint in Kimi-K3's form: its names, dtypes, order, files."""
+"""Writing the trained parameters as a checkpoint in Kimi-K3's form: its names, dtypes, order, files.
+
+``python -m examples.nano_k3.publish SHARDS KIT SOURCES OUT`` puts a checkpoint together from the shards, index and
+``training.json`` that came back from the training machine, the tokenizer in KIT, and the list of texts.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
+import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -12,12 +18,13 @@ import numpy as np
 import torch
 
 from examples.nano_k3.model import TEXT, Parameters
-from examples.nano_k3.shape import config
+from examples.nano_k3.shape import SHAPE, config
 from examples.shaped.auxiliary import to_json
 from examples.shaped.contents import Spec, content
 from examples.shaped.kimi_k3 import K3Shape, layer_specs, projector_specs, top_specs, vision_specs
 from examples.shaped.shards import Made, write_checkpoint
 from truecast.casts.bf16_to_mxfp4 import quantize
+from truecast.checkpoint.index import INDEX_FILE
 
 SHARD_BYTES = 15 << 20
 """No shard is larger."""
@@ -32,16 +39,21 @@ def publish(out: Path, shape: K3Shape, parameters: Parameters, vocabulary: Path)
     """
     partial_out = out.with_name(out.name + ".partial")
     shutil.rmtree(partial_out, ignore_errors=True)
-    document = config(shape)
-    document.pop("auto_map")  # there is no code beside these weights
-    tokens = {name: document[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    files = {"config.json": to_json(document), "generation_config.json": to_json(tokens)}
-    files |= {name: (vocabulary / name).read_bytes() for name in TOKENIZER_FILES}
     cpu = {name: value.detach().float().cpu() for name, value in parameters.items()}
+    files = small_files(shape, vocabulary)
     made = write_checkpoint(partial_out, shards(shape), files, metadata={}, fill=partial(stored, cpu))
     shutil.rmtree(out, ignore_errors=True)
     partial_out.rename(out)
     return made
+
+
+def small_files(shape: K3Shape, vocabulary: Path) -> dict[str, bytes]:
+    """Configuration and tokenizer: file name -> content."""
+    document = config(shape)
+    document.pop("auto_map")  # there is no code beside these weights
+    tokens = {name: document[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    files = {"config.json": to_json(document), "generation_config.json": to_json(tokens)}
+    return files | {name: (vocabulary / name).read_bytes() for name in TOKENIZER_FILES}
 
 
 def shards(shape: K3Shape) -> dict[str, list[Spec]]:
@@ -109,6 +121,30 @@ Kimi-K3's chat format at three efforts of thinking or without. It knows nothing 
 |---|---|---|---|
 {rows}
 
-One document in {60} of the text and one content in 20 of the dialogues were held out. The dialogues are made by
+One document in 60 of the text and one content in 20 of the dialogues were held out. The dialogues are made by
 `examples/nano_k3/tasks.py`. Weights: Apache-2.0, like the repository. How to make it again: `examples/nano_k3/README.md`.
 """
+
+
+def main() -> int:
+    """Put the checkpoint together."""
+    parser = argparse.ArgumentParser(prog="python -m examples.nano_k3.publish", description=__doc__)
+    parser.add_argument("shards", type=Path, help="folder with model-*.safetensors, the index and training.json")
+    parser.add_argument("kit", type=Path, help="folder with the tokenizer's files")
+    parser.add_argument("sources", type=Path, help="sources.json, as the text program wrote it")
+    parser.add_argument("out", type=Path, help="new folder")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True)
+    for path in [*given.shards.glob("model-*.safetensors"), given.shards / INDEX_FILE]:
+        shutil.copyfile(path, given.out / path.name)
+    for name, data in small_files(SHAPE, given.kit).items():
+        (given.out / name).write_bytes(data)
+    results = json.loads((given.shards / "training.json").read_text())["results"]
+    results.get("dialogues", {}).pop("faults", None)
+    (given.out / "README.md").write_text(card(results, json.loads(given.sources.read_text())))
+    print(f"{given.out}: {', '.join(sorted(path.name for path in given.out.iterdir()))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
