@@ -172,7 +172,9 @@ def main() -> int:
         save(given.out / f"{target}.xz", ids)
         tokens, characters = sum(map(len, ids)), sum(len(d["text"]) for d in documents)
         size = (given.out / f"{target}.xz").stat().st_size
-        print(f"{target}: {len(ids):,} pieces, {tokens:,} tokens, {characters / tokens:.2f} characters each, {size:,} bytes")
+        print(
+            f"{target}: {len(ids):,} pieces, {tokens:,} tokens, {characters / tokens:.2f} characters each, {size:,} bytes"
+        )
     return 0
 
 

@@ -44,7 +44,9 @@ def documents_loss(model: Model, pieces: list[U16], budget: int) -> dict[str, fl
 
 
 @torch.no_grad()
-def answers(model: Model, tokenizer: K3Tokenizer, items: list[dict[str, Any]], limit: int = judge.LIMIT) -> list[list[int]]:
+def answers(
+    model: Model, tokenizer: K3Tokenizer, items: list[dict[str, Any]], limit: int = judge.LIMIT
+) -> list[list[int]]:
     """What the model says to each item: ids up to the end of the message, or ``limit`` of them."""
     device, stop = model.load.device, tokenizer.special("<|end_of_msg|>")
     texts = [dialogue.prompt(tokenizer, item) for item in items]

@@ -26,8 +26,8 @@ from truecast.models.kimi_k3.kda import Kda
 from truecast.models.kimi_k3.layer import K3Layer
 from truecast.models.kimi_k3.mla import Mla
 from truecast.models.kimi_k3.moe import Mlp, Moe
-from truecast.models.norm import rms_norm
 from truecast.models.linear import Dense
+from truecast.models.norm import rms_norm
 from truecast.models.rows import Rows
 from truecast.models.taps import Taps
 
@@ -67,7 +67,7 @@ def _start(name: str, dims: tuple[int, ...], shape: K3Shape, generator: torch.Ge
     if name.endswith("dt_bias"):  # decay rates spread from 0.001 to 0.5 a token
         rate = torch.exp(torch.empty(dims).uniform_(math.log(1e-3), math.log(0.5), generator=generator))
         return torch.logit(rate / 5)
-    if name.endswith(BIAS) or name.endswith("res_proj.weight"):
+    if name.endswith((BIAS, "res_proj.weight")):
         return torch.zeros(dims)
     if len(dims) == 1:
         return torch.ones(dims)
@@ -114,7 +114,9 @@ class StackedExperts:
         h = (h.reshape(-1, experts, width) * weights[:, :, None]).to(z.dtype).reshape(-1, experts * width)
         return (h @ self.w2.mT.reshape(experts * width, latent)).float()
 
-    def _grouped(self, z: Tensor, ids: Tensor, shares: Tensor, activation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def _grouped(
+        self, z: Tensor, ids: Tensor, shares: Tensor, activation: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
         """Tokens sorted by expert, one product over all groups."""
         tokens, choices = ids.shape
         order = torch.argsort(ids.reshape(-1), stable=True)
@@ -183,7 +185,9 @@ def grouped_products_work(device: torch.device) -> bool:
         got = _grouped_product(x, w.mT, ends)
         want = torch.cat([x[:16] @ w[0].T, x[16:16] @ w[1].T, x[16:] @ w[2].T])
         pairs = zip(
-            torch.autograd.grad(got.square().sum(), (x, w)), torch.autograd.grad(want.square().sum(), (x, w)), strict=True
+            torch.autograd.grad(got.square().sum(), (x, w)),
+            torch.autograd.grad(want.square().sum(), (x, w)),
+            strict=True,
         )
         return torch.allclose(got, want, rtol=0.05, atol=0.1) and all(
             ((a - b).float().norm() / b.float().norm()).item() < 0.02 for a, b in pairs

@@ -12,7 +12,9 @@ def rounded(weights: Tensor) -> Tensor:
     """The values that MXFP4 stores for these. Shapes: float32 ``[..., K]`` -> the same, K a multiple of 32."""
     blocks = weights.reshape(*weights.shape[:-1], -1, BLOCK)
     amax = blocks.abs().amax(-1, keepdim=True)
-    exponent = torch.frexp(amax).exponent - 3  # amax = f * 2^e, f in [0.5, 1): floor(log2) is e - 1, and E2M1 reaches 2^2
+    exponent = (
+        torch.frexp(amax).exponent - 3
+    )  # amax = f * 2^e, f in [0.5, 1): floor(log2) is e - 1, and E2M1 reaches 2^2
     exponent = torch.where(amax == 0, -127, exponent.clamp(-127, 127))
     scaled = blocks * _power(-exponent)
     size = scaled.abs()

@@ -61,9 +61,7 @@ POSITIONS = 4096
 def config(shape: K3Shape) -> dict[str, Any]:
     """``config.json`` in Kimi-K3's form."""
     base = shape.vocab - SPECIAL_SLOTS
-    document = shaped_config(
-        shape, {"bos_token_id": base, "eos_token_id": base + 2, "pad_token_id": shape.vocab - 1}
-    )
+    document = shaped_config(shape, {"bos_token_id": base, "eos_token_id": base + 2, "pad_token_id": shape.vocab - 1})
     document["text_config"] |= {
         "attn_res_block_size": ATTN_RES_BLOCK,
         "max_position_embeddings": POSITIONS,

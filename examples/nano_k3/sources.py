@@ -197,9 +197,17 @@ SOURCES = (
         "rust",
         ("rust-doc",),
         "MIT or Apache-2.0",
-        _pages("html/book/*.html", "html/reference/**/*.html", "html/embedded-book/**/*.html", "html/rustc/*.html",
-               "html/nomicon/*.html", "html/rust-by-example/**/*.html", "html/cargo/**/*.html", "html/std/*/index.html"),
-    ),  # fmt: skip
+        _pages(
+            "html/book/*.html",
+            "html/reference/**/*.html",
+            "html/embedded-book/**/*.html",
+            "html/rustc/*.html",
+            "html/nomicon/*.html",
+            "html/rust-by-example/**/*.html",
+            "html/cargo/**/*.html",
+            "html/std/*/index.html",
+        ),
+    ),
     Source("debian-reference", ("debian-reference-en",), "GPL-2+", _rst("debian-reference.en.txt.gz")),
     Source("developers-reference", ("developers-reference",), "GPL-2+", _rst("_sources/*.rst.txt")),
 )

@@ -152,17 +152,86 @@ class _Use:
     """What the final answer must hold."""
 
 
-_CITIES = (
-    "Oslo Paris Rome Cairo Lima Tokyo Delhi Berlin Madrid Vienna Dublin Athens Lisbon Prague Warsaw Helsinki Nairobi "
-    "Boston Denver Austin Seattle Toronto Sydney Seoul Bergen Geneva Zurich Munich Naples Porto Quito Accra"
-).split()
-_ROOMS = "kitchen hall bedroom bathroom office garage cellar attic library garden workshop nursery".split()
-_THINGS = (
-    "milk eggs bread tea rice soap salt oil paint wood nails rope paper ink wool lamp chair fence boat stone "
-    "pasta coffee laundry homework meeting garden dentist train"
-).split()
-_MONEY = "EUR USD GBP JPY CHF NOK SEK CAD AUD INR".split()
-_WEATHER = "sunny cloudy rain snow fog windy storm".split()
+_CITIES = [
+    "Oslo",
+    "Paris",
+    "Rome",
+    "Cairo",
+    "Lima",
+    "Tokyo",
+    "Delhi",
+    "Berlin",
+    "Madrid",
+    "Vienna",
+    "Dublin",
+    "Athens",
+    "Lisbon",
+    "Prague",
+    "Warsaw",
+    "Helsinki",
+    "Nairobi",
+    "Boston",
+    "Denver",
+    "Austin",
+    "Seattle",
+    "Toronto",
+    "Sydney",
+    "Seoul",
+    "Bergen",
+    "Geneva",
+    "Zurich",
+    "Munich",
+    "Naples",
+    "Porto",
+    "Quito",
+    "Accra",
+]
+_ROOMS = [
+    "kitchen",
+    "hall",
+    "bedroom",
+    "bathroom",
+    "office",
+    "garage",
+    "cellar",
+    "attic",
+    "library",
+    "garden",
+    "workshop",
+    "nursery",
+]
+_THINGS = [
+    "milk",
+    "eggs",
+    "bread",
+    "tea",
+    "rice",
+    "soap",
+    "salt",
+    "oil",
+    "paint",
+    "wood",
+    "nails",
+    "rope",
+    "paper",
+    "ink",
+    "wool",
+    "lamp",
+    "chair",
+    "fence",
+    "boat",
+    "stone",
+    "pasta",
+    "coffee",
+    "laundry",
+    "homework",
+    "meeting",
+    "garden",
+    "dentist",
+    "train",
+]
+_MONEY = ["EUR", "USD", "GBP", "JPY", "CHF", "NOK", "SEK", "CAD", "AUD", "INR"]
+_WEATHER = ["sunny", "cloudy", "rain", "snow", "fog", "windy", "storm"]
 _STATES = ("shipped", "delivered", "packed", "on hold", "returned", "paid")
 
 
@@ -202,7 +271,8 @@ def _light(rng: random.Random) -> _Use:
     room, on, level = rng.choice(_ROOMS), rng.random() < 0.5, rng.randint(1, 100)
     state = "on" if on else "off"
     user = rng.choice(
-        ("Turn the light in the {r} {s}, level {v}.", "Light in the {r} {s}, level {v}", "Please switch the {r} light {s} at level {v}.")
+        ("Turn the light in the {r} {s}, level {v}.", "Light in the {r} {s}, level {v}",
+         "Please switch the {r} light {s} at level {v}.")
     ).format(r=room, s=state, v=level)  # fmt: skip
     return _Use(
         "set_light", {"room": room, "on": on, "level": level}, user, {"ok": True},
@@ -270,7 +340,9 @@ def tool(rng: random.Random, mode: tuple[bool, str | None]) -> Turn:
     answers = [
         _answer(mode, {"low": "", "high": first, "max": f"{first}\nAll arguments are given."}, "", tool_calls=[call]),
         {"role": "tool", "tool_call_id": call["id"], "content": result},
-        _answer(mode, {"low": "", "high": f"The result is {result}", "max": f"The result is {result}\nI say so."}, use.final),
+        _answer(
+            mode, {"low": "", "high": f"The result is {result}", "max": f"The result is {result}\nI say so."}, use.final
+        ),
     ]
     stages = [
         {"kind": "call", "name": use.tool, "arguments": use.arguments},

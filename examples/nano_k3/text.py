@@ -26,7 +26,7 @@ SHORTEST = 300
 HELD_OUT_IN = 60
 
 _PLAIN = str.maketrans(
-    {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "\u00a0": " ", "¶": "", "•": "*",
+    {"\u2018": "'", "\u2019": "'", "“": '"', "”": '"', "\u2013": "-", "—": "--", "…": "...", "\u00a0": " ", "¶": "", "•": "*",
      "\u200b": "", "→": "->", "\t": "    ", "\r": "", "\x0c": "\n"}
 )  # fmt: skip
 
@@ -127,7 +127,9 @@ def main() -> int:
             if len(piece) >= SHORTEST
         ]
         write(work / f"{name}.jsonl.xz", cut)
-        print(f"{name}: {len(chosen):,} documents in {len(cut):,} pieces, {sum(len(d['text']) for d in cut):,} characters")
+        print(
+            f"{name}: {len(chosen):,} documents in {len(cut):,} pieces, {sum(len(d['text']) for d in cut):,} characters"
+        )
     (work / "sources.json").write_text(json.dumps(record, indent=1))
     return 0
 

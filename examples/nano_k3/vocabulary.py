@@ -84,8 +84,7 @@ def config_file(base: int = RANKS) -> bytes:
     }
     document = {
         "added_tokens_decoder": entries,
-        "additional_special_tokens": ["<|end_of_msg|>", "<|media_begin|>", "<|media_content|>", "<|media_end|>"]
-        + ["<|media_pad|>"],
+        "additional_special_tokens": [s for s in SPECIALS.values() if s.startswith("<|") and s not in _NOT_SPECIAL],
         "bos_token": "[BOS]",
         "clean_up_tokenization_spaces": False,
         "eos_token": "[EOS]",

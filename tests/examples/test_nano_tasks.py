@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("tiktoken")
 
-from examples.nano_k3 import dialogue, tasks, vocabulary  # noqa: E402
-from examples.nano_k3.data import Kind, Text, assemble  # noqa: E402
-from examples.nano_k3.judge import Answer, parse, score, wrong  # noqa: E402
-from truecast.models.kimi_k3.tokenizer import K3Tokenizer  # noqa: E402
+from examples.nano_k3 import dialogue, tasks, vocabulary
+from examples.nano_k3.data import Kind, Text, assemble
+from examples.nano_k3.judge import Answer, parse, score, wrong
+from truecast.models.kimi_k3.tokenizer import K3Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,9 @@ def test_items_are_the_same_each_time_and_held_out() -> None:
     assert len({item["id"] for item in first}) == len(first)
 
 
-def _right_reply(rng: random.Random, task: str, mode: tuple[bool, str | None]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _right_reply(
+    rng: random.Random, task: str, mode: tuple[bool, str | None]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Items of a turn, each with the assistant message that answers it."""
     turn = tasks.turn(rng, task, mode, wanted_held_out=True)
     messages: list[dict[str, Any]] = [{"role": "user", "content": turn.user}]
@@ -67,7 +69,9 @@ def _right_reply(rng: random.Random, task: str, mode: tuple[bool, str | None]) -
 
 @pytest.mark.parametrize("task", list(tasks.TASKS))
 @pytest.mark.parametrize("mode", tasks.MODES)
-def test_the_judge_accepts_what_training_teaches(task: str, mode: tuple[bool, str | None], tokenizer: K3Tokenizer) -> None:
+def test_the_judge_accepts_what_training_teaches(
+    task: str, mode: tuple[bool, str | None], tokenizer: K3Tokenizer
+) -> None:
     rng = random.Random(3)
     for item, message in [pair for _ in range(5) for pair in _right_reply(rng, task, mode)]:
         whole = {**item, "messages": [*item["messages"], message]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import partial
 
@@ -32,7 +33,9 @@ VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.one_of(VALUES, st.sampled_from([0.0, -0.0, 0.25, 5.0, 2.5, 0.75, 2.0**-149])), min_size=32, max_size=32))
+@given(
+    st.lists(st.one_of(VALUES, st.sampled_from([0.0, -0.0, 0.25, 5.0, 2.5, 0.75, 2.0**-149])), min_size=32, max_size=32)
+)
 def test_training_rounds_as_the_cast_does(values: list[float]) -> None:
     weights = np.array([values], np.float32)
     packed, scales = quantize(weights)
@@ -62,7 +65,7 @@ def test_grouped_products_agree_with_all_experts_on_all_tokens(monkeypatch: pyte
 
     def one_after_another(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         bounds = [0, *ends.tolist()]
-        return torch.cat([x[a:b] @ w[e] for e, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))])
+        return torch.cat([x[a:b] @ w[e] for e, (a, b) in enumerate(itertools.pairwise(bounds))])
 
     monkeypatch.setattr(model, "_grouped_product", one_after_another)
     g = torch.Generator().manual_seed(1)
@@ -87,9 +90,7 @@ def test_muon_moves_along_the_singular_vectors() -> None:
 
 def test_the_loss_falls_and_padding_is_routed_for_nothing() -> None:
     names = {1792 + place: spelling for place, spelling in vocabulary.SPECIALS.items()}
-    tokenizer = K3Tokenizer(
-        {bytes([b]): b for b in range(256)} | {b"%d_" % n: 256 + n for n in range(1536)}, names
-    )
+    tokenizer = K3Tokenizer({bytes([b]): b for b in range(256)} | {b"%d_" % n: 256 + n for n in range(1536)}, names)
     kind, rng = Kind("short", 3, 160, 1.0), random.Random(0)
     rows = []
     while len(rows) < kind.rows:
