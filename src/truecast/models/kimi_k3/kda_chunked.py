@@ -57,11 +57,12 @@ def chunked(
     s = v.new_zeros(batch * heads, width, v.shape[-1]) if state is None else state.reshape(-1, *state.shape[2:])
     kept = last.exp().mT
     corrected, direct = [], []
-    for i in range(q.shape[0]):
-        through = torch.bmm(w_and_q[i], s)
-        corrected.append(u[i] - through[:, :CHUNK])
-        direct.append(through[:, CHUNK:])
-        s = torch.baddbmm(s * kept[i], k_out[i].mT, corrected[i])
+    steps = zip(w_and_q.unbind(), u.unbind(), k_out.unbind(), kept.unbind(), strict=True)  # indices would cost backward
+    for step_w_and_q, step_u, step_k, step_kept in steps:
+        w_s, q_s = torch.bmm(step_w_and_q, s).split(CHUNK, dim=1)
+        corrected.append(step_u - w_s)
+        direct.append(q_s)
+        s = torch.baddbmm(s * step_kept, step_k.mT, corrected[-1])
     out = torch.stack(direct) + read @ torch.stack(corrected)
     out = out.reshape(-1, batch, heads, CHUNK, v.shape[-1]).permute(1, 0, 3, 2, 4)
     return out.reshape(batch, -1, heads, v.shape[-1])[:, :tokens], s.reshape(batch, heads, width, -1)
