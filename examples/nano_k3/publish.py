@@ -102,7 +102,7 @@ def card(results: dict[str, object], sources: dict[str, dict[str, object]]) -> s
 # nano-K3
 
 A small language model of Kimi-K3's architecture, trained for tests of tools that read, recast and serve such
-checkpoints. 6 layers (KDA in 1, 2, 3 and 5; gated NoPE MLA in 4 and 6), AttnRes blocks of 3, latent mixture of 16
+checkpoints. 5 layers (KDA in 1 to 3; gated NoPE MLA in 4 and 5), AttnRes blocks of 2, latent mixture of 16
 experts of which 4 are used, routed experts in MXFP4 since the first step of training (the OCP rule, straight-through
 gradients). Names, dtypes, order and files are those of Kimi-K3. The vision tower is made up and untrained.
 
