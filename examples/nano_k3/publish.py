@@ -10,7 +10,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from examples.shaped.contents import Spec, content
 from examples.shaped.kimi_k3 import K3Shape, layer_specs, projector_specs, top_specs, vision_specs
 from examples.shaped.shards import Made, write_checkpoint
 from truecast.casts.bf16_to_mxfp4 import quantize
-from truecast.checkpoint.index import INDEX_FILE
+from truecast.checkpoint.source import open_checkpoint
 
 SHARD_BYTES = 15 << 20
 """No shard is larger."""
@@ -57,16 +57,24 @@ def small_files(shape: K3Shape, vocabulary: Path) -> dict[str, bytes]:
 
 
 def shards(shape: K3Shape) -> dict[str, list[Spec]]:
-    """Shard name -> tensors. Layers stay whole and in order, as many in a shard as fit; the rest comes last, as in K3."""
-    runs = [list(layer_specs(shape, layer)) for layer in range(shape.layers)]
-    runs.append([*top_specs(shape), *vision_specs(shape), *projector_specs(shape)])
+    """Shard name -> tensors. Layers stay whole and in order, as many in a shard as fit; the rest goes where there is room."""
     filled: list[list[Spec]] = []
-    for run in runs:
-        size = sum(spec.nbytes for spec in run) + 64 * len(run)  # and its place in the header
-        if not filled or sum(spec.nbytes + 200 for spec in filled[-1]) + size > SHARD_BYTES:
+    for layer in range(shape.layers):
+        run = list(layer_specs(shape, layer))
+        if not filled or _size(filled[-1]) + _size(run) > SHARD_BYTES:
             filled.append([])
         filled[-1] += run
+    for spec in [*top_specs(shape), *vision_specs(shape), *projector_specs(shape)]:
+        room = next((held for held in filled if _size(held) + _size([spec]) <= SHARD_BYTES), None)
+        if room is None:
+            filled.append(room := [])
+        room.append(spec)
     return {f"model-{n:05d}-of-{len(filled):06d}.safetensors": specs for n, specs in enumerate(filled, 1)}
+
+
+def _size(specs: Sequence[Spec]) -> int:
+    """Bytes that tensors take in a shard, with their places in its header."""
+    return sum(spec.nbytes + 200 for spec in specs)
 
 
 def stored(parameters: Parameters, spec: Spec) -> Iterable[memoryview]:
@@ -126,6 +134,23 @@ One document in 60 of the text and one content in 20 of the dialogues were held 
 """
 
 
+def assemble(trained: Path, kit: Path, sources: Path, out: Path) -> Made:
+    """Put the checkpoint together from the shards that came back, laid out anew. See the module."""
+    checkpoint = open_checkpoint(trained)
+
+    def fill(spec: Spec) -> Iterable[memoryview]:
+        info = checkpoint.tensors[spec.name]
+        assert (info.dtype, info.shape) == (spec.dtype, tuple(spec.shape)), info.where
+        with (trained / info.file).open("rb") as file:
+            file.seek(info.start)
+            yield memoryview(file.read(info.nbytes))
+
+    results = json.loads((trained / "training.json").read_text())["results"]
+    results.get("dialogues", {}).pop("faults", None)
+    files = small_files(SHAPE, kit) | {"README.md": card(results, json.loads(sources.read_text())).encode()}
+    return write_checkpoint(out, shards(SHAPE), files, metadata={}, fill=fill)
+
+
 def main() -> int:
     """Put the checkpoint together."""
     parser = argparse.ArgumentParser(prog="python -m examples.nano_k3.publish", description=__doc__)
@@ -134,15 +159,7 @@ def main() -> int:
     parser.add_argument("sources", type=Path, help="sources.json, as the text program wrote it")
     parser.add_argument("out", type=Path, help="new folder")
     given = parser.parse_args()
-    given.out.mkdir(parents=True)
-    for path in [*given.shards.glob("model-*.safetensors"), given.shards / INDEX_FILE]:
-        shutil.copyfile(path, given.out / path.name)
-    for name, data in small_files(SHAPE, given.kit).items():
-        (given.out / name).write_bytes(data)
-    results = json.loads((given.shards / "training.json").read_text())["results"]
-    results.get("dialogues", {}).pop("faults", None)
-    (given.out / "README.md").write_text(card(results, json.loads(given.sources.read_text())))
-    print(f"{given.out}: {', '.join(sorted(path.name for path in given.out.iterdir()))}")
+    print(f"{given.out}: {assemble(given.shards, given.kit, given.sources, given.out)}")
     return 0
 
 
