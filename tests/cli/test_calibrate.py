@@ -14,6 +14,7 @@ import torch
 from tests.cli.test_audit import write_corpus
 from tests.models import k3_checkpoint
 from truecast.audit import calibrate as calibrating
+from truecast.audit.memory import TILE_TOKENS
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert import Target, convert
 from truecast.layouts.calibration import document_sha256, open_calibration
@@ -86,14 +87,19 @@ def test_it_holds_what_the_whole_model_says(folder: Path, cli: Cli, tmp_path: Pa
 
 
 def test_tiles_memory_and_limit(folder: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, parts, short = (open_calibration_of(cli, folder, tmp_path / name, *more) for name, more in (
-        ("a", ()), ("b", ("--limit", 3)), ("c", ("--limit", 1))
-    ))  # fmt: skip
-    assert whole.sha256 == parts.sha256
+    whole, again = (open_calibration_of(cli, folder, tmp_path / name) for name in "ab")
+    assert whole.sha256 == again.sha256
+    short = open_calibration_of(cli, folder, tmp_path / "c", "--limit", 1)
     assert (list(short.documents), short.tokens) == (["d0"], 40)
     refused = calibrate(cli, folder, tmp_path / "d", "--memory", "1MB")
     assert refused.code == 3
     assert "the smallest that works is" in refused.err
+    monkeypatch.setitem(TILE_TOKENS, "cpu", 8)
+    tiled = open_calibration_of(cli, folder, tmp_path / "e")
+    assert tiled.never_routed == whole.never_routed
+    for name in (n.removesuffix(".input_amax") for n in whole.tensors if n.endswith(".input_amax")):
+        assert tiled.amax(name) == pytest.approx(float(whole.amax(name)), rel=1e-4)
+        np.testing.assert_allclose(tiled.second_moment(name, 128), whole.second_moment(name, 128), rtol=1e-3)
 
 
 def open_calibration_of(cli: Cli, folder: Path, out: Path, *more: object) -> Any:
