@@ -139,3 +139,20 @@ def test_memory_and_folder_are_refused_with_3(folder: Path, cli: Cli, tmp_path: 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     assert audit(cli, folder, "w4afp8", "--out", tmp_path / "mine").code == 2
+
+
+def test_two_candidates(folder: Path, cli: Cli, tmp_path: Path) -> None:
+    convert(folder / "k3", tmp_path / "amax", Target("w4afp8", method="amax"), jobs=1)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert audit(cli, folder, "w4afp8", "--out", one, "--floor-seeds", 0).code == 0
+    more = ("--out", two, "--floor-seeds", 0, "--against", one)
+    document = audit(cli, folder, tmp_path / "amax", *more, "--json").json
+    means = [json.loads((path / "audit.json").read_text())["kl"]["mean"] for path in (two, one)]
+    assert document["paired"]["difference"]["mean"] == pytest.approx(means[0] - means[1])
+    assert json.loads((two / "audit.json").read_text()) == document
+    assert "Against another candidate" in (two / "audit.html").read_text()
+    again = audit(cli, folder, tmp_path / "amax", *more)
+    assert " than w4afp8" in again.out or "be told from w4afp8" in again.out
+    assert audit(cli, folder, "w4afp8", "--against", one).code == 2
+    missing = audit(cli, folder, "w4afp8", "--out", tmp_path / "three", "--against", tmp_path)
+    assert (missing.code, (tmp_path / "three").exists()) == (2, False)

@@ -84,7 +84,7 @@ def input_scales(kind: str, checkpoint: Checkpoint, matrices: Iterable[Matrix]) 
     banks: dict[tuple[str, str], list[Matrix]] = defaultdict(list)
     for matrix in matrices:
         if format_of(matrix) in formats:
-            banks[_bank(matrix.name)].append(matrix)
+            banks[bank_of(matrix.name)].append(matrix)
     scales: dict[str, float] = {}
     for bank in banks.values():
         stored = [_stored(m, checkpoint) for m in bank]
@@ -94,7 +94,7 @@ def input_scales(kind: str, checkpoint: Checkpoint, matrices: Iterable[Matrix]) 
     return scales
 
 
-def _bank(module: str) -> tuple[str, str]:
+def bank_of(module: str) -> tuple[str, str]:
     """Which modules share a scale: those of one layer's experts with one input. Others stand alone."""
     head, found, tail = module.rpartition(".experts.")
     projection = tail.rpartition(".")[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -12,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from truecast.audit.activations import Emulation, emulation
 from truecast.audit.corpus import read_corpus
+from truecast.audit.disjoint import check_disjoint
 from truecast.audit.document import head, identity, nothing_lost
 from truecast.audit.identical import identical
 from truecast.audit.memory import Fit, fit, return_freed_memory
 from truecast.audit.needs import needs_of, snapshots, text_bytes
 from truecast.audit.options import Options
 from truecast.audit.pairing import check_models, check_tokenizers
+from truecast.audit.place import check_disk, device_of, dtype_of
 from truecast.audit.resume import Folder
 from truecast.audit.scoring import Scores, score
 from truecast.audit.spill import Store
@@ -29,13 +29,12 @@ from truecast.audit.stored import count_reads
 from truecast.audit.stream import Pass, Progress, layers_of, run_layers
 from truecast.audit.summary import summary
 from truecast.audit.tiles import make_tiles
-from truecast.errors import InputError, RefusedError
+from truecast.errors import RefusedError
 from truecast.layouts.recognise import recognise
 from truecast.models import open_model
 from truecast.models.base import Decoder
 from truecast.models.taps import PLAIN
 
-SPARE_DISK_BYTES = 256 << 20
 TILE_SLACK = 1.25
 
 
@@ -48,7 +47,7 @@ def audit(
     Raises: InputError for what does not belong together; RefusedError where memory or disk is too small, or ``out``
     belongs to another audit.
     """
-    device = _device(options.device)
+    device = device_of(options.device)
     models = tuple(open_model(location, device=str(device), dtype=options.dtype) for location in (ref, cand))
     return audit_models(models[0], models[1], corpus, out, options, progress)
 
@@ -58,14 +57,15 @@ def audit_models(
 ) -> dict[str, Any]:
     """The same for models that are open already."""
     began = time.monotonic()
-    device = _device(options.device)
+    device = device_of(options.device)
     check_models(ref, cand)
     documents = read_corpus(corpus, ref.vocab, options.limit)
     check_tokenizers(ref, cand, documents)
+    check_disjoint(cand.checkpoint, documents)
     emulated = _emulation(cand, options)
     return_freed_memory()
-    dtype = options.dtype or _dtype(device)
-    needs = needs_of(ref, cand, documents, dtype, device)
+    dtype = options.dtype or dtype_of(device)
+    needs = needs_of((ref, cand), documents, dtype, device)
     sizes = fit(options.memory, needs, device)
     with ExitStack() as stack:
         path = out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="truecast-")))
@@ -81,7 +81,7 @@ def audit_models(
             same = identical(ref, cand, sizes.ahead, progress)
             compared = sum(c.bytes for c in counters)
             if same:
-                read = {"bytes": compared, "checkpoint_bytes": text_bytes(ref, cand), "compared_bytes": 0}
+                read = {"bytes": compared, "checkpoint_bytes": text_bytes((ref, cand)), "compared_bytes": 0}
                 document |= {**nothing_lost(documents), "read": read, "seconds": time.monotonic() - began}
                 folder.finish(document)
                 return document
@@ -89,11 +89,12 @@ def audit_models(
         store = Store(folder.states, [t.tokens for t in tiles], ref.hidden, dtype, sizes.kept_bytes)
         stack.callback(store.close)
         runs = 2 + len(options.seeds)
-        _check_disk(folder.states, runs * (2 + snapshots(ref.checkpoint)) * store.bytes_each)
+        smaller = "a smaller corpus or fewer --floor-seeds"
+        check_disk(folder.states, runs * (2 + snapshots(ref.checkpoint)) * store.bytes_each, smaller)
         taps = PLAIN if emulated.plain else emulated
         work = Pass(ref, cand, documents, tiles, store, device, taps, options.seeds, options.force, counters)
         document |= _measure(work, folder, sizes, progress)
-        document["read"] |= {"checkpoint_bytes": text_bytes(ref, cand), "compared_bytes": compared}
+        document["read"] |= {"checkpoint_bytes": text_bytes((ref, cand)), "compared_bytes": compared}
         document["seconds"] = time.monotonic() - began
         store.close()
         folder.finish(document)
@@ -115,18 +116,6 @@ def _measure(work: Pass, folder: Folder, sizes: Fit, progress: Progress | None) 
     }
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("this torch finds no CUDA device", where="--device cuda", fix="use --device cpu")
-    return torch.device(name)
-
-
-def _dtype(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
 def _emulation(cand: Decoder, options: Options) -> Emulation:
     wanted = options.activations in ("fp8-tensor", "nvfp4")
     matrices = recognise(cand.checkpoint.tensors).matrices.values() if wanted else ()
@@ -140,16 +129,6 @@ def _check_tile(begun_with: int, sizes: Fit, out: Path) -> None:
             f"was begun with tiles of {begun_with:,} tokens, and this memory holds {sizes.tile_tokens:,}",
             where=str(out),
             fix="give it as much memory as then, or remove the folder and start again",
-        )
-
-
-def _check_disk(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free + sum(p.stat().st_size for p in folder.iterdir())
-    if free < needed + SPARE_DISK_BYTES:
-        raise RefusedError(
-            f"the states of all runs may take {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free",
-            where=str(folder),
-            fix="free space, choose a folder on another disk, or use a smaller corpus or fewer --floor-seeds",
         )
 
 

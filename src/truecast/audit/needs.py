@@ -1,6 +1,8 @@
-"""What two models and a corpus ask of memory and disk, from headers alone."""
+"""What models and a corpus ask of memory and disk, from headers alone."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -10,19 +12,20 @@ from truecast.checkpoint.source import Checkpoint
 from truecast.models.base import Decoder
 
 
-def needs_of(ref: Decoder, cand: Decoder, corpus: Corpus, dtype: torch.dtype, device: torch.device) -> Needs:
-    """For :func:`truecast.audit.memory.fit`."""
-    pairs = [[*ref.layer_tensors(i), *cand.layer_tensors(i)] for i in range(ref.layers)]
+def needs_of(models: Sequence[Decoder], corpus: Corpus, dtype: torch.dtype, device: torch.device) -> Needs:
+    """For :func:`truecast.audit.memory.fit`; ``models`` are those that move together."""
+    first = models[0]
+    pairs = [[t for model in models for t in model.layer_tensors(i)] for i in range(first.layers)]
     plain = [t for pair in pairs for t in pair if len(t.shape) == 2 and t.dtype in ("BF16", "F16", "F32")]
-    widest = max([ref.hidden, *(t.shape[0] for t in plain)])
+    widest = max([first.hidden, *(t.shape[0] for t in plain)])
     largest = max(t.nbytes for pair in pairs for t in pair)
     on_host = device.type == "cpu"
-    heads = [*ref.head_tensors(), *cand.head_tensors()]
-    whole = [*heads, ref.embedding_tensor(), cand.embedding_tensor()]
+    heads = [t for model in models for t in model.head_tensors()]
+    whole = [*heads, *(model.embedding_tensor() for model in models)]
     return Needs(
         layer=max(loaded_bytes(pair, dtype) for pair in pairs) if on_host else 0,
         reading=largest * 3,
-        token=bytes_of_token(ref.hidden, widest, snapshots(ref.checkpoint), dtype),
+        token=bytes_of_token(first.hidden, widest, snapshots(first.checkpoint), dtype),
         head=loaded_bytes(heads, dtype) if on_host else max(t.nbytes for t in whole),
         longest=max(len(d.tokens) for d in corpus.documents),
         tokens=corpus.tokens,
@@ -37,10 +40,10 @@ def snapshots(checkpoint: Checkpoint) -> int:
     return -(-layers // size) if isinstance(size, int) and isinstance(layers, int) and size > 0 else 0
 
 
-def text_bytes(ref: Decoder, cand: Decoder) -> int:
-    """Bytes of both sides' text models as stored: every tensor that an audit needs, once."""
+def text_bytes(models: Sequence[Decoder]) -> int:
+    """Bytes of the text models as stored: every tensor that an audit needs, once."""
     total = 0
-    for model in (ref, cand):
+    for model in models:
         tensors = [t for i in range(model.layers) for t in model.layer_tensors(i)]
         tensors += [model.embedding_tensor(), *model.head_tensors()]
         total += sum(t.nbytes for t in {t.name: t for t in tensors}.values())

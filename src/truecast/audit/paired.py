@@ -48,19 +48,24 @@ def paired_folders(a: Path, b: Path) -> dict[str, Any]:
     Reads ``audit.json`` and ``positions/*.npy``; nothing is unpickled.
     Raises: InputError where a file is missing or malformed, or corpora or references differ.
     """
-    documents = [_read(folder / "audit.json") for folder in (a, b)]
-    for folder, document in zip((a, b), documents, strict=True):
-        if document.get("identical"):
-            raise InputError(
-                "the weights were found identical, so no position was scored",
-                where=str(folder),
-                fix="audit with --force",
-            )
+    documents = [scored_document(folder) for folder in (a, b)]
     for what, (one, other) in _compared(*documents).items():
         if one != other:
             raise InputError(f"{what}: {one} against {other}", where=f"{a} and {b}", fix=_SAME_RUN)
     result = paired(load_positions(a / "positions"), load_positions(b / "positions"))
     return {"candidates": [document.get("candidate") for document in documents], **result}
+
+
+def scored_document(folder: Path) -> dict[str, Any]:
+    """``audit.json`` of a finished audit that scored positions. Raises: InputError where there is none, or it did not."""
+    document = _read(folder / "audit.json")
+    if document.get("identical"):
+        raise InputError(
+            "the weights were found identical, so no position was scored",
+            where=str(folder),
+            fix="audit with --force",
+        )
+    return document
 
 
 def _compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

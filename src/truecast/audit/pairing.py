@@ -38,12 +38,18 @@ def check_tokenizers(ref: Decoder, cand: Decoder, corpus: Corpus) -> None:
             where=_where(cand),
             fix="copy the reference's tokenizer files, if they are one model",
         )
+    check_corpus(ref, corpus)
+
+
+def check_corpus(model: Decoder, corpus: Corpus) -> None:
+    """Raises: InputError where the corpus was made with another tokenizer than the model's."""
+    ours = tokenizer_files(model.checkpoint)
     if corpus.tokenizer_sha256 != tokenizer_sha256(ours):
         which = f": {_differing(corpus.tokenizer_files, ours)}" if corpus.tokenizer_files else ""
         raise InputError(
-            f"was made with another tokenizer than {_where(ref)} has{which}",
+            f"was made with another tokenizer than {_where(model)} has{which}",
             where=corpus.location,
-            fix="make the corpus from this reference with `truecast corpus`",
+            fix="make the corpus from this checkpoint with `truecast corpus`",
         )
 
 

@@ -117,13 +117,13 @@ class _Pair:
 
 def _load(work: Pass, index: int) -> _Pair:
     before = work.read_bytes
-    with _own_stream(work.device):
+    with own_stream(work.device):
         ref, cand = work.ref.load_layer(index), work.cand.load_layer(index)
     return _Pair(index, ref, cand, work.read_bytes - before)
 
 
 @contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
+def own_stream(device: torch.device) -> Iterator[None]:
     """On a GPU, copies of what is loaded do not queue up behind the kernels of the layer that computes."""
     if device.type != "cuda":
         yield
@@ -172,14 +172,14 @@ def _push(work: Pass, states: Tracks, pair: _Pair) -> tuple[Tracks, _Errors, boo
         rows = Rows(tile.lengths)
         before = track.read(work.store, states[REFERENCE], number, work.device)
         ref = pair.ref(before, rows)
-        _check(ref.stream, work.ref, pair.index)
+        check_finite(ref.stream, work.ref, pair.index)
         after[REFERENCE] = track.write(work.store, REFERENCE, step, states[REFERENCE], number, ref)
         if together:
             after[CANDIDATE] = after[REFERENCE]
             errors.candidate.add(ref.stream, ref.stream)
         else:
             cand = pair.cand(track.read(work.store, states[CANDIDATE], number, work.device), rows, work.taps)
-            _check(cand.stream, work.cand, pair.index)
+            check_finite(cand.stream, work.cand, pair.index)
             after[CANDIDATE] = track.write(work.store, CANDIDATE, step, states[CANDIDATE], number, cand)
             errors.candidate.add(cand.stream, ref.stream)
             del cand
@@ -201,7 +201,8 @@ def _push(work: Pass, states: Tracks, pair: _Pair) -> tuple[Tracks, _Errors, boo
     return after, errors, together
 
 
-def _check(stream: torch.Tensor, model: Decoder, layer: int) -> None:
+def check_finite(stream: torch.Tensor, model: Decoder, layer: int) -> None:
+    """Raises: InputError where what a layer gave is not finite."""
     if not bool(torch.isfinite(stream).all()):
         raise InputError(
             f"layer {layer} gives what is no finite number",

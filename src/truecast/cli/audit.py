@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,18 @@ from typing import Any
 from rich.console import Console
 
 from truecast.audit.kinds import ACTIVATIONS, DEVICES, KV
+from truecast.audit.paired import paired_folders, scored_document
 from truecast.checkpoint.writer import write_file
 from truecast.cli.output import gigabytes, positive, print_result, progress, table
 from truecast.cli.target import size_in_bytes
-from truecast.errors import InputError
+from truecast.errors import InputError, UsageError
 from truecast.report.audit_page import render_audit_page, verdict
+from truecast.report.audit_paired import paired_verdict
 from truecast.report.words import counted, figure, percent
 
 NAME = "audit"
 HELP = "Measure what a cast costs: exact KL to the reference, with intervals, reading each weight once."
-PAGE = "audit.html"
+PAGE, RESULT = "audit.html", "audit.json"
 SHOWN_LAYERS = 5
 
 
@@ -51,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--floor-seeds", type=_seeds, default=3, metavar="N", help="runs of the noise floor, 0 for none (default: 3)"
     )
     parser.add_argument("--force", action="store_true", help="compute both sides, even where their weights are equal")
+    parser.add_argument(
+        "--against", type=Path, metavar="DIR", help="another candidate's --out: the difference, document by document"
+    )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
 
 
@@ -63,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
         if error.name != "torch":
             raise
         raise InputError("audit needs PyTorch", fix="pip install 'truecast[torch]'") from None
+    if args.against is not None:
+        if args.out is None:
+            raise UsageError("--against DIR needs --out DIR: the two are compared position by position")
+        scored_document(args.against)
     options = Options(
         device=args.device,
         memory=args.memory,
@@ -74,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
     )
     with progress(args) as report:
         document = audit(args.ref, args.cand, args.corpus, args.out, options, report)
+    if args.against is not None:
+        document["paired"] = paired_folders(args.out, args.against)
+        write_file(args.out / RESULT, json.dumps(document, indent=1).encode() + b"\n")
     if args.out is not None:
         write_file(args.out / PAGE, render_audit_page(document).encode())
     print_result(args, document, lambda console: _render(console, document, args.out))
@@ -91,6 +104,8 @@ def _render(console: Console, document: Mapping[str, Any], out: Path | None) -> 
     if (warning := document["kl"].get("warning")) is not None:
         console.print(f"warning  {warning}")
     console.print(verdict(document))
+    if (compared := document.get("paired")) is not None:
+        console.print(paired_verdict(compared))
     console.print(table("", ("figure", ">value", "95% interval"), _figures(document)))
     if document["layers"]:
         console.print(

@@ -79,6 +79,7 @@ def taken(calibration: Calibration, rounding: str, layout: Layout, cast: Sequenc
         "sha256": calibration.sha256,
         "tokens": calibration.tokens,
         "documents": len(calibration.documents),
+        "document_sha256": sorted(set(calibration.documents.values())),
         "never_routed": len(calibration.never_routed & names),
         "input_scales": len(names) if layout.DIALECT == "sglang" else 0,
         "second_moments": moments,

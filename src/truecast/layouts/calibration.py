@@ -4,9 +4,11 @@ For a module ``M`` with ``in`` input channels, over the tokens ``x`` that reache
 
 * ``M.input_amax`` F32 ``[]``: the largest magnitude of any input.
 * ``M.input_second_moment`` F32 ``[in]``: the mean of ``x^2``, channel by channel.
-* ``M.input_tokens`` I64 ``[]``: how many tokens reached it. 0 for an expert that was never routed to: its other tensors
-  then hold the values of its layer, taken over all tokens that reached any expert of the bank.
 * ``M.input_hessian`` F32 ``[in, in]``, where it was asked for: the mean of ``x x^T``.
+
+``input_tokens`` I64 ``[modules]``: how many tokens reached each, in the order of the ``input_amax`` in the file. 0 for an
+expert that was never routed to: its tensors then hold the values of its layer, taken over all tokens that reached any
+expert of the bank. One tensor, not one a module: with those, Kimi-K3's header would exceed the format's 100 MB.
 
 Metadata, all of it text: ``schema``; ``source``, the fingerprint of the checkpoint that was run; ``documents``, a JSON
 object id -> :func:`document_sha256`, by which an audit refuses documents that were calibrated on; ``tokens``, how many were
@@ -37,7 +39,8 @@ from truecast.errors import InputError, RefusedError
 F32 = NDArray[np.float32]
 
 SCHEMA = "truecast.calibration/1"
-AMAX, MOMENT, TOKENS, HESSIAN = ".input_amax", ".input_second_moment", ".input_tokens", ".input_hessian"
+AMAX, MOMENT, HESSIAN = ".input_amax", ".input_second_moment", ".input_hessian"
+TOKENS = "input_tokens"
 LARGEST_E4M3 = np.float32(448)
 LEAST_SCALE = np.float32(2.0**-24)
 """Inputs that are all (nearly) zero get this scale: division by it stays finite."""
@@ -92,7 +95,7 @@ class Calibration:
         return found
 
     def has(self, module: str, part: str) -> bool:
-        """Is this part (``AMAX``, ``MOMENT``, ``TOKENS``, ``HESSIAN``) of a module stored?"""
+        """Is this part (``AMAX``, ``MOMENT``, ``HESSIAN``) of a module stored?"""
         return module + part in self.tensors
 
     def require(self, module: str, part: str, shape: tuple[int, ...]) -> None:
@@ -162,11 +165,11 @@ def write_calibration(
     """Write a file; modules, and ids of documents, in the order given. Returns its sha256.
 
     ``source``: fingerprint of the checkpoint that was run; ``documents``: id -> :func:`document_sha256`.
+    Raises: RefusedError where the header would be longer than safetensors allows.
     """
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {TOKENS: np.array([found.tokens for found in statistics.values()], "<i8")}
     for module, found in statistics.items():
         arrays[module + AMAX] = np.asarray(found.amax, "<f4")
-        arrays[module + TOKENS] = np.asarray(found.tokens, "<i8")
         arrays[module + MOMENT] = np.asarray(found.second_moment, "<f4")
         if found.hessian is not None:
             arrays[module + HESSIAN] = np.asarray(found.hessian, "<f4")
@@ -177,10 +180,14 @@ def write_calibration(
         "tokens": str(tokens),
         "never_routed": json.dumps([module for module, found in statistics.items() if found.tokens == 0]),
     }
+    kinds = {"f": "F32", "i": "I64"}
+    try:
+        header = encode_header(((n, kinds[a.dtype.kind], a.shape) for n, a in arrays.items()), metadata)
+    except ValueError as error:
+        raise RefusedError(f"cannot be one file: {error}", where=str(path)) from None
     writer = FileWriter(path)
     try:
-        kinds = {"f": "F32", "i": "I64"}
-        writer.write(encode_header(((n, kinds[a.dtype.kind], a.shape) for n, a in arrays.items()), metadata))
+        writer.write(header)
         for array in arrays.values():
             writer.write(np.ascontiguousarray(array).tobytes())
         return writer.commit()

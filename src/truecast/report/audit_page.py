@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from truecast.report import audit_charts as charts
+from truecast.report.audit_paired import paired_section
 from truecast.report.audit_style import STYLE
 from truecast.report.words import as_html, counted, figure, percent
 
@@ -41,6 +42,7 @@ def render_audit_page(document: Mapping[str, Any]) -> str:
         *(f'<p class="alert">{as_html(text)}</p>' for text in _warnings(document)),
         f'<ul class="headline">{"".join(_headline(document))}</ul>',
         f'<div class="charts">{"".join(drawn)}</div>' if any(drawn) else "",
+        paired_section(document.get("paired")),
         _facts(document),
         "</main></body></html>\n",
     ]
