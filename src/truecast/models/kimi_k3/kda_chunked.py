@@ -59,7 +59,7 @@ def chunked(
     corrected, direct = [], []
     steps = zip(w_and_q.unbind(), u.unbind(), k_out.unbind(), kept.unbind(), strict=True)  # indices would cost backward
     for step_w_and_q, step_u, step_k, step_kept in steps:
-        w_s, q_s = torch.bmm(step_w_and_q, s).split(CHUNK, dim=1)
+        w_s, q_s = torch.split(torch.bmm(step_w_and_q, s), CHUNK, dim=1)
         corrected.append(step_u - w_s)
         direct.append(q_s)
         s = torch.baddbmm(s * step_kept, step_k.mT, corrected[-1])
