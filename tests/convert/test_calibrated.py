@@ -51,7 +51,10 @@ def weights(source: Path, module: str) -> tuple[np.ndarray, np.ndarray]:
     return stored[f"{module}.weight_packed"], stored[f"{module}.weight_scale"]
 
 
-def test_alone_it_gives_activation_scales_and_nothing_else(source: Path, calibration: Path, tmp_path: Path) -> None:
+def test_without_hessians_it_gives_activation_scales_and_nothing_else(source: Path, tmp_path: Path) -> None:
+    leaves = ("gate_proj", "up_proj", "down_proj")
+    bare = {leaf: statistics(i, hessian=False) for i, leaf in enumerate(leaves)}
+    calibration = make(tmp_path / "calibration.safetensors", source, **bare)
     convert(source, tmp_path / "plain", Target("w4afp8"))
     manifest = convert(source, tmp_path / "out", Target("w4afp8", calibration=calibration), card=render_card)
     plain, out = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "out"))
@@ -89,6 +92,16 @@ def test_rounding_is_that_of_the_cast(
             assert (stored[f"{module}.weight"].view(np.uint8) == wanted.codes).all()
     assert manifest["int4"]["calibration"]["hessians"] == (3 if rounding == "gptq" else 0)
     assert manifest["int4"]["calibration"]["input_scales"] == (3 if dialect == "sglang" else 0)
+
+
+def test_hessians_are_used_unless_told_otherwise(source: Path, calibration: Path, tmp_path: Path) -> None:
+    by_default = convert(source, tmp_path / "default", Target("w4afp8", calibration=calibration))
+    asked = convert(source, tmp_path / "asked", Target("w4afp8", calibration=calibration, rounding="gptq"))
+    assert by_default == asked and asked["int4"]["rounding"] == "gptq"
+    left = convert(source, tmp_path / "left", Target("w4afp8", calibration=calibration, rounding="data-free"))
+    assert left["int4"]["rounding"] == "data-free"
+    signed = convert(source, tmp_path / "signed", Target("w4afp8", calibration=calibration, method="signed"))
+    assert (signed["int4"]["rounding"], signed["int4"]["method"]) == ("data-free", "signed")
 
 
 def test_gptq_loses_less_of_the_outputs(source: Path, calibration: Path, tmp_path: Path) -> None:
@@ -202,7 +215,10 @@ def test_no_hessian_at_all(source: Path, tmp_path: Path) -> None:
         ({"rounding": "best"}, "there is no rounding"),
         ({"rounding": "gptq", "calibration": Path("c"), "weights": Path("w")}, "leave out --weights"),
         ({"rounding": "gptq", "calibration": Path("c"), "method": "amax"}, "needs --method exact"),
-        ({"dialect": "compressed-tensors", "calibration": Path("c")}, "stores no activation scales"),
+        (
+            {"dialect": "compressed-tensors", "calibration": Path("c"), "rounding": "data-free"},
+            "stores no activation scales",
+        ),
     ],
 )
 def test_options_that_do_not_fit(source: Path, tmp_path: Path, options: dict[str, object], told: str) -> None:

@@ -54,9 +54,9 @@ def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
     parser.add_argument(
         "--rounding",
         choices=ROUNDINGS,
-        default="data-free",
-        help="w4afp8: what a group's error counts: each weight alike (data-free, default), by its channel's mean square"
-        " in the calibration (diagonal), or the error of outputs through its Hessian (gptq, on the CPU)",
+        help="w4afp8: what a group's error counts: each weight alike (data-free), by its channel's mean square in the"
+        " calibration (diagonal), or the error of outputs through its Hessian (gptq, on the CPU; default where the"
+        " calibration holds Hessians)",
     )
     parser.add_argument(
         "--attention",

@@ -107,7 +107,7 @@ def _lossy(plan: Plan, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """How INT4 groups were chosen, and how far each matrix and each FP8 module is off."""
     int4 = {name: _sorted(figures) for r in records for name, figures in r["int4"].items()}
     fp8 = {name: _sorted(figures) for r in records for name, figures in r["fp8"].items()}
-    calibration, rounding = plan.calibration, plan.target.rounding
+    calibration, rounding = plan.calibration, plan.rounding
     chosen_by = calibration if rounding == "diagonal" else plan.importance
     weights = None if chosen_by is None else {"file": chosen_by.path.name, "sha256": chosen_by.sha256}
     anew = quantized_anew(plan.cast)

@@ -53,7 +53,7 @@ class Plan(Selection):
             self.target.method,
             importance=self.importance,
             calibration=self.calibration,
-            rounding=self.target.rounding,
+            rounding=self.rounding,
             device=device,
         )
 
@@ -78,7 +78,7 @@ class Plan(Selection):
                 "--method": target.method,
                 "--weights": _file(importance),
                 "--calibration": _file(self.calibration),
-                "--rounding": target.rounding,
+                "--rounding": self.rounding,
                 "--attention": "fp8" if self.fp8 else "bf16",
             }
         return named
@@ -89,7 +89,7 @@ class Plan(Selection):
         if self.layout.FORMAT == "w4afp8":
             options += [self.target.method, self.importance.sha256 if self.importance else None]
             if self.calibration is not None:
-                options += [self.calibration.sha256, self.target.rounding]
+                options += [self.calibration.sha256, self.rounding]
         if not self.target.fix_code:
             options.append("no-fix-code")
         digest = hashlib.sha256(json.dumps(options).encode())

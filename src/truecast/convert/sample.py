@@ -221,7 +221,7 @@ def _cast_int4(chosen: Selection, matrix: Matrix, piece: _Piece) -> tuple[float,
         method=chosen.target.method,
         importance=chosen.importance,
         calibration=chosen.calibration,
-        rounding=chosen.target.rounding,
+        rounding=chosen.rounding,
     )
     made = quantized(matrix, piece.data, piece.scale, target)
     return made.squared_error, made.squared_sum

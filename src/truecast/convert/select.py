@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from truecast.checkpoint.header import TensorInfo, nbytes_of
@@ -16,7 +16,7 @@ from truecast.families import Family, find_family
 from truecast.families.base import is_kept
 from truecast.layouts import Layout, dialects, find_layout, format_of, fp8_deepseek, nvfp4_modelopt
 from truecast.layouts.base import Matrix
-from truecast.layouts.calibration import Calibration
+from truecast.layouts.calibration import HESSIAN, Calibration, open_calibration
 from truecast.layouts.recognise import Contents, recognise
 
 _CASTABLE = {
@@ -37,9 +37,9 @@ class Target:
     exactness would be lost. ``max_shard_bytes``: split anew, ``None`` = one output shard per source shard.
     For W4AFP8: ``method``: rule of the group scales; ``weights``: file of importance vectors; ``attention``: ``fp8`` or
     ``bf16``, ``None`` = FP8 where the dialect has a place for it. ``calibration``: file of
-    input statistics, ``rounding``: what a group's error counts by it (:data:`truecast.convert.calibrated.ROUNDINGS`).
-    ``fix_code``: add the loading rule that modelling code of
-    the source lacks to its copy (:mod:`truecast.convert.a_log_rule`).
+    input statistics, ``rounding``: what a group's error counts by it (:data:`truecast.convert.calibrated.ROUNDINGS`),
+    ``None`` = ``gptq`` where that file holds Hessians, else ``data-free``. ``fix_code``: add the loading rule that
+    modelling code of the source lacks to its copy (:mod:`truecast.convert.a_log_rule`).
     """
 
     format: str
@@ -52,7 +52,7 @@ class Target:
     attention: str | None = None
     fix_code: bool = True
     calibration: Path | None = None
-    rounding: str = "data-free"
+    rounding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,11 @@ class Selection:
     """Plain BF16 weights that become FP8."""
     importance: Importance | None
     calibration: Calibration | None
+
+    @property
+    def rounding(self) -> str:
+        """What a group's error counts, decided."""
+        return self.target.rounding or "data-free"
 
     def written(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
         """Name, shape and bytes of every tensor of the output, in no fixed order."""
@@ -99,6 +104,7 @@ def select(source: Checkpoint, target: Target, contents: Contents | None = None)
             fix="give a checkpoint in MXFP4, NVFP4, W4AFP8 or FP8: one in BF16 is not quantized",
         )
     family = find_family(source.config, source.tensors)
+    target = _with_rounding(target)
     layout = target_layout(contents, target)
     kept, cast = _split_kept(contents, family, layout)
     if not cast and all(m.layout != layout.NAME for m in kept):
@@ -130,8 +136,20 @@ def select(source: Checkpoint, target: Target, contents: Contents | None = None)
             raise UsageError(f"{option} makes no sense here: the INT4 groups of {source.location} stay as they are")
         importance = None if target.weights is None else open_importance(target.weights, anew)
         if target.calibration is not None:
-            calibration = open_for(source, target.calibration, anew, layout, target.rounding)
+            calibration = open_for(source, target.calibration, anew, layout, target.rounding or "data-free")
     return Selection(source, contents, family, target, layout, activations, kept, cast, fp8, importance, calibration)
+
+
+def _with_rounding(target: Target) -> Target:
+    """The target with its rounding decided: Hessians are in a file because somebody asked for them.
+
+    Raises: InputError where the calibration is no such file.
+    """
+    if target.rounding is not None:
+        return target
+    may = target.format == "w4afp8" and target.weights is None and target.method == "exact"
+    gptq = may and target.calibration is not None and open_calibration(target.calibration).holds(HESSIAN)
+    return replace(target, rounding="gptq" if gptq else "data-free")
 
 
 def target_layout(contents: Contents, target: Target) -> Layout:
@@ -160,7 +178,7 @@ def _check_options(target: Target, layout: Layout) -> None:
             ("--method", target.method != "exact"),
             ("--attention", target.attention is not None),
             ("--calibration", target.calibration is not None),
-            ("--rounding", target.rounding != "data-free"),
+            ("--rounding", target.rounding not in (None, "data-free")),
         ):
             if given:
                 raise UsageError(f"{option} makes no sense with --to {layout.FORMAT}")
@@ -172,6 +190,8 @@ def _check_options(target: Target, layout: Layout) -> None:
 
 
 def _check_calibration(target: Target, layout: Layout) -> None:
+    if target.rounding is None:
+        return
     if target.rounding not in ROUNDINGS:
         raise UsageError(f"there is no rounding {target.rounding!r}", fix=f"choose one of {', '.join(ROUNDINGS)}")
     if target.rounding == "data-free":

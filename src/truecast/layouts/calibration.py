@@ -98,6 +98,10 @@ class Calibration:
         """Is this part (``AMAX``, ``MOMENT``, ``HESSIAN``) of a module stored?"""
         return module + part in self.tensors
 
+    def holds(self, part: str) -> bool:
+        """Is this part stored of any module?"""
+        return any(name.endswith(part) for name in self.tensors)
+
     def require(self, module: str, part: str, shape: tuple[int, ...]) -> None:
         """Raises: InputError where a part is absent, or of another dtype or shape; no value is read."""
         self._info(module + part, shape)
