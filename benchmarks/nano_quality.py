@@ -29,7 +29,7 @@ DOCUMENTS, TOKENS, SEED = 64, 512, 7
 RULES: dict[str, tuple[str, ...]] = {
     "amax / 7": ("--method", "amax"),
     "signed": ("--method", "signed"),
-    "exact": (),
+    "exact": ("--rounding", "data-free"),
     "exact, diagonal": ("--rounding", "diagonal"),
     "GPTQ": ("--rounding", "gptq"),
 }
