@@ -176,7 +176,7 @@ def _refuse_options(args: argparse.Namespace) -> None:
         ("--weights", args.weights is not None),
         ("--attention", args.attention is not None),
         ("--calibration", args.calibration is not None),
-        ("--rounding", args.rounding != "data-free"),
+        ("--rounding", args.rounding is not None),
     ):
         if given:
             raise UsageError(f"{option} makes no sense without --to")
