@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from truecast.models.fused import fused
 from truecast.models.precision import like, promote
 
 
+@fused
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``w * cast(x / sqrt(mean(x^2) + eps))``: cast to the dtype of ``x`` before the weight, as Llama and Kimi-K3 do.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from truecast.models.fused import fused
 from truecast.models.precision import like, promote
 
 _TOKENS = 1 << 15
@@ -34,14 +35,15 @@ def mix(stream: Tensor, snapshots: Sequence[Tensor], weights: AttnRes, eps: floa
     """
     query = promote(weights.norm) * promote(weights.proj)[0]
     sources = [torch.split(source, _TOKENS) for source in (*snapshots, stream)]
-    return torch.cat([_mix(some, query, eps) for some in zip(*sources, strict=True)])
+    return torch.cat([_mix(list(some), query, eps) for some in zip(*sources, strict=True)])
 
 
+@fused
 def _mix(sources: Sequence[Tensor], query: Tensor, eps: float) -> Tensor:
     scores = []
     for source in sources:
         wide = promote(source)
-        scores.append(wide @ like(query, wide) * torch.rsqrt(wide.square().mean(-1) + eps))
+        scores.append((wide * like(query, wide)).sum(-1) * torch.rsqrt(wide.square().mean(-1) + eps))
     shares = torch.softmax(torch.stack(scores), dim=0)
     mixed = torch.zeros_like(promote(sources[0]))
     for source, share in zip(sources, shares, strict=True):
