@@ -46,7 +46,7 @@ THIRD_PARTY = {
     "families": set(),
     "serve": set(),
     "report": set(),
-    "models": {"numpy", "torch", "tiktoken"},
+    "models": {"numpy", "torch", "tiktoken", "triton"},
     "audit": {"numpy", "torch"},
     "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},
 }

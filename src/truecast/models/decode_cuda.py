@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 KINDS = {"mxfp4": 0, "nvfp4": 1, "w4afp8": 2}
-_BYTES = 2048
+_BYTES = 1024
 _WARPS = 4
 
 
@@ -41,7 +41,7 @@ def _e4m3(byte):
     normal = (((exponent + 120) << 23) | (mantissa << 20)).to(tl.float32, bitcast=True)
     value = tl.where(exponent > 0, normal, mantissa.to(tl.float32) * 0.001953125)
     value = tl.where((byte & 127) == 127, float("nan"), value)
-    return tl.where(byte > 127, -value, value)
+    return (value.to(tl.int32, bitcast=True) | ((byte >> 7) << 31)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
