@@ -86,7 +86,7 @@ def _piece(rows: Rows, x: Tensor, w: Kda, config: K3Config, taps: Taps, carried:
     """
     projected = [rows.pad(linear(x, taps)) for linear in (w.q, w.k, w.v)]
     raw, logits = w.decay_b(w.decay_a(x, taps), taps), w.beta(x, taps)
-    attend = _in_one_kernel if _kernel_suits(projected[0], raw, config) else _in_steps
+    attend = _in_one_kernel if _kernel_suits(projected[0], raw, w, config) else _in_steps
     o = rows.flat(attend(rows, projected, raw, logits, w, config, carried))
     return w.out(like(_normed_and_gated(o, w.gate(x, taps), w.out_norm, config.eps), x), taps)
 
@@ -113,12 +113,12 @@ def _in_steps(
     return o
 
 
-def _kernel_suits(q: Tensor, raw: Tensor, config: K3Config) -> bool:
+def _kernel_suits(q: Tensor, raw: Tensor, w: Kda, config: K3Config) -> bool:
     """Can and should the kernel run on these?"""
     bound, width = config.gate_lower_bound, config.kda_head_dim
     return (
         q.shape[1] > 1
-        and suits(q, raw)
+        and suits(q, raw, *w.convolutions, w.a_log, w.dt_bias)
         and bound is not None
         and -bound * CHUNK <= MAX_EXPONENT
         and width in (16, 32, 64, 128)
