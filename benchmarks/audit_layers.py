@@ -91,14 +91,14 @@ def write(folder: Path, experts: int, device: torch.device) -> None:
         for name, rows, cols in (("w1", width, latent), ("w2", latent, width), ("w3", width, latent)):
             packed[f"{e}.{name}.weight_packed"] = random_bytes(0, 256, rows, cols // 2)
             packed[f"{e}.{name}.weight_scale"] = random_bytes(119, 122, rows, cols // 32)
-    for index, kda in ((1, True), (2, False)):
+    for index, linear in ((1, True), (2, False)):
         stem = f"model.layers.{index}."
         tensors = {f"{stem}{n}.weight": torch.ones(hidden, dtype=torch.bfloat16) for n in (
             "input_layernorm", "post_attention_layernorm", "self_attention_res_norm", "mlp_res_norm")}  # fmt: skip
         tensors |= {f"{stem}{n}.weight": normal(1, hidden) for n in ("self_attention_res_proj", "mlp_res_proj")}
         a = f"{stem}self_attn."
         shapes = {"g_proj": (inner, hidden), "o_proj": (hidden, inner)}
-        if kda:
+        if linear:
             shapes |= {f"{n}_proj": (inner, hidden) for n in "qkv"}
             shapes |= {"f_a_proj": (128, hidden), "f_b_proj": (inner, 128), "b_proj": (96, hidden)}
             tensors |= {f"{a}{n}_conv1d.weight": normal(inner, 1, 4, dtype=torch.float32) for n in "qkv"}
