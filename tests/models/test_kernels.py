@@ -44,6 +44,18 @@ for factor in (1.0, 2.0**-9, float(torch.tensor(0.0037)), 1.75):
         check("nvfp4", codes, every[:, None].repeat(1, 32), factor, divides)
 check("w4afp8", codes[:9], torch.randn(9, 4).bfloat16())
 check("w4afp8", codes[:9], torch.randn(9, 4))
+
+from truecast.models import packed
+for kind, group, factor in (("mxfp4", 32, None), ("nvfp4", 16, 0.0037), ("w4afp8", 128, None)):
+    scale = every[:9, None].repeat(1, 512 // group)
+    if kind == "w4afp8":
+        scale = scale.bfloat16()
+    some = codes[:9].to(device), scale.to(device)
+    matrix = packed.Packed("m", kind, 9, 512, *some, (1, group), torch.bfloat16, factor, True)
+    packed.suits = lambda *tensors: False
+    wanted = matrix.weight()
+    packed.suits = lambda *tensors: True
+    torch.testing.assert_close(matrix.weight(), wanted, rtol=2.0**-8, atol=0)
 print("equal")
 """
 
@@ -56,6 +68,20 @@ for width in (24, 1500):
     ours = sums.to(device)
     add_weighted(ours, tokens.to(device), shares.to(device), values.to(device))
     torch.testing.assert_close(ours.cpu(), wanted, rtol=0, atol=1e-6)
+
+from truecast.models import experts
+from truecast.models.linear import Dense
+from truecast.models.taps import PLAIN
+def random(*shape):
+    return (torch.randn(shape) / 4).to(device)
+bank = experts.Listed([(Dense(random(24, 16)), Dense(random(24, 16)), Dense(random(16, 24))) for _ in range(5)])
+ids = torch.stack([torch.randperm(5)[:2] for _ in range(30)]).to(device)
+given = random(30, 16), ids, random(30, 2), lambda gate, up: gate * up, PLAIN
+results = []
+for fast in (False, True):
+    experts.suits = lambda *tensors: fast
+    results.append(experts.Experts(bank)(*given))
+torch.testing.assert_close(*results, rtol=0, atol=1e-5)
 print("equal")
 """
 
@@ -97,6 +123,30 @@ def check(batch, tokens, heads, width, later, repeated=False):
         apart = float((a.cpu().double() - b).abs().max() / b.abs().max())
         assert apart < 1e-5, (batch, tokens, heads, width, apart)
 
+def layers_agree():
+    # the layer with the kernel against the layer without, documents side by side and one in pieces
+    from types import SimpleNamespace
+    from truecast.models.kimi_k3 import kda
+    from truecast.models.linear import Dense
+    from truecast.models.rows import Rows
+    from truecast.models.taps import PLAIN
+    def random(*shape):
+        return (torch.randn(shape) / shape[-1] ** 0.5).to(device)
+    shapes = [(32, 24)] * 4 + [(8, 24), (32, 8), (2, 24), (24, 32)]
+    convolutions = tuple(random(32, 4) for _ in "qkv")
+    w = kda.Kda(*(Dense(random(*shape)) for shape in shapes), convolutions, random(2), random(32), random(16))
+    config = SimpleNamespace(kda_heads=2, kda_head_dim=16, gate_lower_bound=-5.0, conv_taps=4, eps=1e-5)
+    results = []
+    for kernel in (False, True):
+        kda._kernel_suits = lambda q, *rest: kernel and q.shape[1] > 1
+        torch.manual_seed(1)
+        side = kda.attention(random(34, 24), w, config, Rows((9, 20, 5)), PLAIN, None)
+        cache = kda.KdaCache()
+        pieces = [kda.attention(random(n, 24), w, config, Rows((n,)), PLAIN, cache) for n in (2, 19, 1, 4)]
+        results.append(torch.cat([side, *pieces]))
+    torch.testing.assert_close(*results, rtol=0, atol=2e-5)
+
+layers_agree()
 check(2, 37, 3, 16, False)
 check(1, 2, 1, 16, True)
 check(2, 18, 1, 32, True)

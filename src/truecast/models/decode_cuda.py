@@ -93,15 +93,16 @@ def decode_into(out: Tensor, kind: str, codes: Tensor, scale: Tensor, factor: fl
     assert out.is_contiguous() and codes.is_contiguous() and scale.is_contiguous()
     assert out.dtype == torch.bfloat16 and out.numel() == 2 * codes.numel() and codes.numel() % scale.numel() == 0
     total = codes.numel()
-    _kernel[(triton.cdiv(total, _BYTES),)](
-        codes,
-        scale,
-        out.view(torch.int32),
-        factor,
-        total,
-        GROUP=total // scale.numel(),
-        KIND=KINDS[kind],
-        DIVIDES=divides,
-        BYTES=_BYTES,
-        num_warps=_WARPS,
-    )
+    with torch.cuda.device_of(out):
+        _kernel[(triton.cdiv(total, _BYTES),)](
+            codes,
+            scale,
+            out.view(torch.int32),
+            factor,
+            total,
+            GROUP=total // scale.numel(),
+            KIND=KINDS[kind],
+            DIVIDES=divides,
+            BYTES=_BYTES,
+            num_warps=_WARPS,
+        )

@@ -34,4 +34,5 @@ def add_weighted(sums: Tensor, tokens: Tensor, shares: Tensor, values: Tensor) -
     assert sums.is_contiguous() and values.is_contiguous() and sums.dtype == shares.dtype == torch.float32
     width = sums.shape[1]
     block = min(1024, triton.next_power_of_2(width))
-    _kernel[(tokens.shape[0],)](sums, tokens, shares, values, WIDTH=width, BLOCK=block, num_warps=_WARPS)
+    with torch.cuda.device_of(sums):
+        _kernel[(tokens.shape[0],)](sums, tokens, shares, values, WIDTH=width, BLOCK=block, num_warps=_WARPS)

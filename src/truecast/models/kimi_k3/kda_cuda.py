@@ -86,13 +86,14 @@ def _kernel(
     PRECISION: tl.constexpr,
 ):
     tl.static_assert(CHUNK == 16)
-    line = tl.program_id(1).to(tl.int64)
+    SLICES: tl.constexpr = WIDTH // VALUES
+    line = (tl.program_id(0) // SLICES).to(tl.int64)
     document = line // heads
     head = line % heads
     stride = heads * WIDTH
     row = tl.arange(0, CHUNK)
     key = tl.arange(0, WIDTH)
-    value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    value = (tl.program_id(0) % SLICES) * VALUES + tl.arange(0, VALUES)
     key_column = head * WIDTH + key
     value_column = head * WIDTH + value
     start = document * tokens * stride
@@ -169,32 +170,33 @@ def attend(
     out = torch.empty(batch, tokens, heads, width, dtype=torch.float32, device=q.device)
     after = torch.empty(batch, heads, width, width, dtype=torch.float32, device=q.device)
     values = min(_VALUES, width)
-    _kernel[(width // values, batch * heads)](
-        q,
-        k,
-        v,
-        *before,
-        *weights,
-        raw.contiguous(),
-        logits.contiguous(),
-        a_log,
-        dt_bias,
-        after if state is None else state.contiguous(),
-        after,
-        out,
-        tokens,
-        heads,
-        lower_bound,
-        width**-0.5,
-        eps,
-        WIDTH=width,
-        VALUES=values,
-        CHUNK=CHUNK,
-        TAPS=weights[0].shape[1],
-        TAIL=bool(tails),
-        STATE=state is not None,
-        PRECISION=PRECISION,
-        num_warps=_WARPS,
-        num_stages=1,
-    )
+    with torch.cuda.device_of(out):
+        _kernel[(width // values * batch * heads,)](
+            q,
+            k,
+            v,
+            *before,
+            *weights,
+            raw.contiguous(),
+            logits.contiguous(),
+            a_log,
+            dt_bias,
+            after if state is None else state.contiguous(),
+            after,
+            out,
+            tokens,
+            heads,
+            lower_bound,
+            width**-0.5,
+            eps,
+            WIDTH=width,
+            VALUES=values,
+            CHUNK=CHUNK,
+            TAPS=weights[0].shape[1],
+            TAIL=bool(tails),
+            STATE=state is not None,
+            PRECISION=PRECISION,
+            num_warps=_WARPS,
+            num_stages=1,
+        )
     return out, after
