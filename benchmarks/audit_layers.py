@@ -7,7 +7,7 @@ Writes a checkpoint with one KDA layer and one MLA layer of Kimi-K3's own dimens
    product in the same run;
 2. the same layer with the experts as transformers runs them: decoded to BF16 beforehand, a one-hot mask, a loop over the
    experts (16k tokens; the mask takes 4.5 GB for 355k);
-3. where the time goes; what loading a layer takes;
+3. where the time goes, block by block and kernel by kernel; what loading a layer takes;
 4. the projected time of all 93 layers, read once at a stated bandwidth, and the term that binds.
 
 FLOPs are those of the matrices and of causal attention's products; what else there is (convolutions, gates, the state of
@@ -32,7 +32,9 @@ from torch import Tensor
 
 from truecast.models import open_model
 from truecast.models.hidden import Hidden
+from truecast.models.kimi_k3 import kda, mla
 from truecast.models.kimi_k3.activation import situ
+from truecast.models.kimi_k3.attn_res import mix
 from truecast.models.kimi_k3.config import K3Config
 from truecast.models.kimi_k3.kda import Kda
 from truecast.models.kimi_k3.layer import K3Layer
@@ -89,14 +91,14 @@ def write(folder: Path, experts: int, device: torch.device) -> None:
         for name, rows, cols in (("w1", width, latent), ("w2", latent, width), ("w3", width, latent)):
             packed[f"{e}.{name}.weight_packed"] = random_bytes(0, 256, rows, cols // 2)
             packed[f"{e}.{name}.weight_scale"] = random_bytes(119, 122, rows, cols // 32)
-    for index, kda in ((1, True), (2, False)):
+    for index, linear in ((1, True), (2, False)):
         stem = f"model.layers.{index}."
         tensors = {f"{stem}{n}.weight": torch.ones(hidden, dtype=torch.bfloat16) for n in (
             "input_layernorm", "post_attention_layernorm", "self_attention_res_norm", "mlp_res_norm")}  # fmt: skip
         tensors |= {f"{stem}{n}.weight": normal(1, hidden) for n in ("self_attention_res_proj", "mlp_res_proj")}
         a = f"{stem}self_attn."
         shapes = {"g_proj": (inner, hidden), "o_proj": (hidden, inner)}
-        if kda:
+        if linear:
             shapes |= {f"{n}_proj": (inner, hidden) for n in "qkv"}
             shapes |= {"f_a_proj": (128, hidden), "f_b_proj": (inner, 128), "b_proj": (96, hidden)}
             tensors |= {f"{a}{n}_conv1d.weight": normal(inner, 1, 4, dtype=torch.float32) for n in "qkv"}
@@ -194,6 +196,27 @@ def peer(layer: K3Layer, tokens: int, device: torch.device) -> dict[str, float]:
     return {"tokens": tokens, "ours_s": ours, "dense_loop_s": theirs, "ratio": theirs / ours, "max_difference": apart}
 
 
+def blocks(layer: K3Layer, tokens: int, device: torch.device) -> dict[str, float]:
+    """Seconds of a layer's blocks, each by itself."""
+    rows, hidden, c = rows_of(tokens), hidden_of(tokens, layer.config.hidden, device), layer.config
+    attention, mixture, x = layer.attention, layer.feed_forward, hidden.stream
+    assert isinstance(mixture, Moe)
+
+    def attend() -> Tensor:
+        if isinstance(attention, Kda):
+            return kda.attention(x, attention, c, rows, PLAIN, None)
+        return mla.attention(x, attention, c, layer.index, rows, PLAIN, None)
+
+    return {
+        "attention": timed(attend, 2),
+        "mix": timed(lambda: mix(x, hidden.snapshots, layer.mlp_res, c.eps), 2),
+        "norm": timed(lambda: rms_norm(x, layer.mlp_norm, c.eps), 2),
+        "router": timed(lambda: route(x, mixture, c), 2),
+        "shared experts": timed(lambda: mlp(x, mixture.shared, c, PLAIN), 2),
+        "whole mixture": timed(lambda: moe(x, mixture, c, PLAIN), 2),
+    }
+
+
 def parts(layer: K3Layer, tokens: int, device: torch.device) -> dict[str, float]:
     """Seconds of kernels by kind, as the profiler sees them, for one call."""
     rows, hidden = rows_of(tokens), hidden_of(tokens, layer.config.hidden, device)
@@ -234,14 +257,21 @@ def main() -> int:
         flops = flops_of_token(layer.config, kind == "kda")
         for tokens in SIZES:
             rows, hidden = rows_of(tokens), hidden_of(tokens, layer.config.hidden, device)
+            began = time.perf_counter()
+            layer(hidden, rows)
+            torch.cuda.synchronize()
+            first = time.perf_counter() - began
             took = timed(partial(layer, hidden, rows), 2 if tokens > 100_000 else 3)
             rate, tflops = tokens / took, flops * tokens / took / 1e12
             line = f"{kind} {tokens:7,d} tokens {took:7.3f} s {rate:9,.0f} tokens/s {tflops:4.0f} TFLOP/s"
-            print(f"{line} {tflops / peak:.0%} of the product", flush=True)
+            print(f"{line} {tflops / peak:.0%} of the product (first call {first:.1f} s)", flush=True)
             result[f"{kind}_{tokens}"] = {"seconds": took, "tokens_s": rate, "tflops": tflops}
             seconds[kind] = took
             del hidden
         print(f"memory {torch.cuda.max_memory_allocated() / 1e9:.0f} GB", flush=True)
+        result[f"{kind}_blocks"] = blocks(layer, SIZES[-1], device)
+        for key, value in result[f"{kind}_blocks"].items():
+            print(f"    {value:8.3f} s {key}, {SIZES[-1]:,d} tokens", flush=True)
         result[f"{kind}_parts"] = parts(layer, 65_536, device)
         for key, value in result[f"{kind}_parts"].items():
             print(f"    {value * 1e3:8.1f} ms {key}", flush=True)

@@ -44,7 +44,7 @@ THIRD_PARTY = {
     "formats": {"numpy", "ml_dtypes"},
     "checkpoint": {"fsspec"},
     "families": set(),
-    "models": {"numpy", "torch", "tiktoken", "tokenizers"},
+    "models": {"numpy", "torch", "tiktoken", "tokenizers", "triton"},
     "audit": {"numpy", "torch"},
     "serve": {"numpy", "torch", "fastapi", "pydantic", "starlette", "uvicorn"},
     "report": set(),

@@ -17,6 +17,9 @@ from torch import Tensor
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
+FOUR_BITS = ("mxfp4", "nvfp4", "w4afp8")
+"""Formats of two codes a byte."""
+
 _PAIR = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
 """An integer as wide as two values: they are fetched as one."""
 

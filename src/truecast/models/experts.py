@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from truecast.models.fused import fused
+from truecast.models.fused import suits
 from truecast.models.linear import Linear
 from truecast.models.precision import like, promote
 from truecast.models.taps import Taps
@@ -83,10 +83,15 @@ class Experts:
             start += count
             x = z.index_select(0, some)
             out = self.bank.w2(e)(activation(self.bank.w1(e)(x, taps), self.bank.w3(e)(x, taps)), taps)
-            sums.index_add_(0, some, _weighted(out, share))
+            _add(sums, some, share, out)
         return sums
 
 
-@fused
-def _weighted(out: Tensor, share: Tensor) -> Tensor:
-    return promote(out) * like(share, promote(out))
+def _add(sums: Tensor, tokens: Tensor, shares: Tensor, values: Tensor) -> None:
+    """``sums[tokens] += shares * values``; no token twice. ``[N, d]``, ``[n]``, ``[n, 1]``, ``[n, d]``."""
+    if suits(sums, shares, values):
+        from truecast.models.experts_cuda import add_weighted
+
+        add_weighted(sums, tokens, shares[:, 0], values)
+    else:
+        sums.index_add_(0, tokens, promote(values) * like(shares, sums))

@@ -1,42 +1,76 @@
-"""Chains of elementwise steps as one kernel on CUDA: they read and write memory, not compute, and take half a layer."""
+"""Running a plain function of tensors as few kernels, where that is faster and changes nothing but rounding."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from functools import cache, wraps
-from typing import ParamSpec, TypeVar
+from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+_VARIANTS = 64
+"""A function is compiled anew for so many combinations of dtypes, widths and numbers of tensors."""
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
-def fused(function: Callable[P, T]) -> Callable[P, T]:
-    """Compile a pure function of tensors when it is first called on CUDA without gradients; elsewhere it runs as it is.
+def fused(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """The same function, compiled where :func:`suits` holds for its tensors; as it is elsewhere.
 
-    A fused chain keeps float32 where single steps would round to the dtype in between: results differ in that.
+    The first axis of a matrix may differ from call to call. Where compilation fails the function runs as it is from then
+    on, after one warning. ``__wrapped__`` is the function itself.
     """
-    compiled: list[Callable[P, T]] = []
+    compiled: list[Callable[Given, Result]] = []
+    failed: list[bool] = []
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        on_cuda = any(isinstance(x, Tensor) and x.is_cuda for x in args)
-        if not on_cuda or torch.is_grad_enabled() or not _can_compile():
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        tensors = list(_tensors((*args, *kwargs.values())))
+        if failed or not suits(*tensors):
             return function(*args, **kwargs)
         if not compiled:
-            compiled.append(torch.compile(function, dynamic=True))
-        return compiled[0](*args, **kwargs)
+            limits: Any = torch._dynamo.config
+            limits.recompile_limit = max(limits.recompile_limit, _VARIANTS)
+            compiled.append(torch.compile(function))
+        for tensor in tensors:
+            if tensor.ndim > 1:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        try:
+            with torch.no_grad():
+                return compiled[0](*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            failed.append(True)
+            name = getattr(function, "__name__", "a function")
+            _log.warning("cannot compile %s, which runs slower as it is: %s", name, str(error).partition("\n")[0])
+            return function(*args, **kwargs)
 
     return call
 
 
+def suits(*tensors: Tensor) -> bool:
+    """May these go through compiled code: all on a CUDA device, none in float64, no gradient wanted, Triton there?"""
+    if not all(t.is_cuda and t.dtype != torch.float64 for t in tensors):
+        return False
+    return _has_triton() and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+
+
 @cache
-def _can_compile() -> bool:
-    """Is there what PyTorch's compiler needs, Triton and a C compiler?"""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    return compiler is not None and importlib.util.find_spec("triton") is not None
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _tensors(values: Iterable[object]) -> Iterable[Tensor]:
+    """Tensors among arguments, one level of lists and tuples included."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (item for item in value if isinstance(item, Tensor))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from truecast.models.decode import decode
+from truecast.models.decode import FOUR_BITS, decode
+from truecast.models.fused import suits
 from truecast.models.taps import Taps
 
 
@@ -38,6 +39,13 @@ class Packed:
 
     def weight(self) -> Tensor:
         """See :class:`truecast.models.linear.Linear`."""
+        if self.format in FOUR_BITS and self.dtype == torch.bfloat16 and suits(self.codes, self.scale):
+            from truecast.models.decode_cuda import decode_into
+
+            out = torch.empty(self.rows, self.cols, dtype=self.dtype, device=self.codes.device)
+            factor = 1.0 if self.global_scale is None else self.global_scale
+            decode_into(out, self.format, self.codes, self.scale, factor, self.divides)
+            return out
         return decode(self.format, self.codes, self.scale, self.tile, self.global_scale, self.divides, self.dtype)
 
     @property

@@ -35,23 +35,17 @@ def mix(stream: Tensor, snapshots: Sequence[Tensor], weights: AttnRes, eps: floa
     """
     query = promote(weights.norm) * promote(weights.proj)[0]
     sources = [torch.split(source, _TOKENS) for source in (*snapshots, stream)]
-    return torch.cat([_mix(some, query, eps) for some in zip(*sources, strict=True)])
+    return torch.cat([_mix(list(some), query, eps) for some in zip(*sources, strict=True)])
 
 
+@fused
 def _mix(sources: Sequence[Tensor], query: Tensor, eps: float) -> Tensor:
-    shares = torch.softmax(torch.stack([_score(source, query, eps) for source in sources]), dim=0)
+    scores = []
+    for source in sources:
+        wide = promote(source)
+        scores.append((wide * like(query, wide)).sum(-1) * torch.rsqrt(wide.square().mean(-1) + eps))
+    shares = torch.softmax(torch.stack(scores), dim=0)
     mixed = torch.zeros_like(promote(sources[0]))
     for source, share in zip(sources, shares, strict=True):
-        mixed = _add(mixed, share, source)
+        mixed = mixed + share[:, None] * promote(source)
     return like(mixed, sources[0])
-
-
-@fused
-def _score(source: Tensor, query: Tensor, eps: float) -> Tensor:
-    wide = promote(source)
-    return (wide * like(query, wide)).sum(-1) * torch.rsqrt(wide.square().mean(-1) + eps)
-
-
-@fused
-def _add(mixed: Tensor, share: Tensor, source: Tensor) -> Tensor:
-    return mixed + share[:, None] * promote(source)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from truecast.models.kimi_k3.activation import gated
 from truecast.models.kimi_k3.config import K3Config
 from truecast.models.linear import Linear
 from truecast.models.norm import rms_norm
@@ -74,14 +75,14 @@ def attention(
             attended = _absorbed(q, latent, key, w, config)
         else:
             attended = _expanded(q[None], latent[None], key[None], w, config, taps, past)[0]
-        attended = w.out(attended * torch.sigmoid(w.gate(x, taps)), taps)
+        attended = w.out(gated(attended, w.gate(x, taps)), taps)
     return attended
 
 
 def _documents(rows: Rows, x: Tensor, latent: Tensor, key: Tensor, *, w: Mla, config: K3Config, taps: Taps) -> Tensor:
     q = rows.pad(_queries(x, w, config, taps))
     attended = rows.flat(_expanded(q, rows.pad(latent), rows.pad(key), w, config, taps, 0))
-    return w.out(attended * torch.sigmoid(w.gate(x, taps)), taps)
+    return w.out(gated(attended, w.gate(x, taps)), taps)
 
 
 def _queries(x: Tensor, w: Mla, config: K3Config, taps: Taps) -> Tensor:

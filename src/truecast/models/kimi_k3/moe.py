@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from truecast.models.experts import Experts
+from truecast.models.fused import suits
 from truecast.models.kimi_k3.activation import situ
 from truecast.models.kimi_k3.config import K3Config
 from truecast.models.linear import Linear
@@ -66,13 +67,20 @@ def route(x: Tensor, w: Moe, config: K3Config) -> tuple[Tensor, Tensor]:
 
 
 def _route(x: Tensor, w: Moe, config: K3Config) -> tuple[Tensor, Tensor]:
-    wide = promote(x)
-    scores = torch.sigmoid(wide @ like(w.router, wide).T)
-    ids = torch.topk(scores.detach() + like(w.bias, wide), config.experts_per_token, dim=-1).indices
+    scores = torch.sigmoid(_router_logits(x, w.router))
+    ids = torch.topk(scores.detach() + like(w.bias, scores), config.experts_per_token, dim=-1).indices
     shares = scores.gather(-1, ids)
     if config.renormalize:
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
     return ids, shares * config.routed_scaling_factor
+
+
+def _router_logits(x: Tensor, router: Tensor) -> Tensor:
+    """In at least float32. Where both are bfloat16 their products are exact, and tensor cores sum them in float32."""
+    if x.dtype == router.dtype == torch.bfloat16 and suits(x, router):
+        return torch.mm(x, router.T, out_dtype=torch.float32)
+    wide = promote(x)
+    return wide @ like(router, wide).T
 
 
 def moe(x: Tensor, w: Moe, config: K3Config, taps: Taps) -> Tensor:

@@ -1,0 +1,83 @@
+"""Functions that are compiled on a GPU: they trace as a whole, for any number of rows, and work where compiling fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from truecast.models import fused as module
+from truecast.models.fused import fused
+from truecast.models.kimi_k3.activation import gated, situ
+from truecast.models.kimi_k3.attn_res import _mix
+from truecast.models.kimi_k3.kda import _normed_and_gated
+from truecast.models.norm import rms_norm
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], Callable[[int], tuple[Any, ...]]]] = {
+    "situ": (situ, lambda n: (some(n, 24)[:, :12], some(n, 24)[:, 12:], 4.0, 25.0)),
+    "gated": (gated, lambda n: (some(n, 12), some(n, 12))),
+    "rms_norm": (rms_norm, lambda n: (some(n, 12), some(12), 1e-5)),
+    "mix": (_mix, lambda n: ([some(n, 12) for _ in range(3)], torch.randn(12), 1e-5)),
+    "output": (_normed_and_gated, lambda n: (torch.randn(n, 3, 4), some(n, 12), torch.randn(4), 1e-5)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_traces_as_one_graph_for_any_number_of_rows(name: str) -> None:
+    function, arguments = CASES[name]
+    torch._dynamo.reset()
+    plain: Any = function.__wrapped__  # type: ignore[attr-defined]
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(plain, backend=counter, fullgraph=True)
+    for rows in (7, 5, 19):
+        given = arguments(rows)
+        for tensor in module._tensors(given):
+            if tensor.ndim > 1:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        assert torch.equal(compiled(*given), plain(*given))
+    assert counter.frame_count == 1
+
+
+def test_compiles_where_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "suits", lambda *tensors: True)
+    calls: list[object] = []
+
+    def fake(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        calls.append(function)
+        return lambda x: function(x) + 1
+
+    monkeypatch.setattr(torch, "compile", fake)
+    double = fused(lambda x: 2 * x)
+    assert [float(double(torch.tensor(3.0))) for _ in range(2)] == [7, 7]
+    assert len(calls) == 1
+
+
+def test_failing_to_compile_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "suits", lambda *tensors: True)
+
+    def broken(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def fail(*args: object) -> Tensor:
+            raise RuntimeError("no compiler here")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    double = fused(lambda x: 2 * x)
+    with caplog.at_level(logging.WARNING):
+        assert [float(double(torch.tensor(3.0))) for _ in range(2)] == [6, 6]
+    assert [record.message.endswith("no compiler here") for record in caplog.records] == [True]
+
+
+def test_nothing_else_suits() -> None:
+    assert not module.suits(torch.zeros(1))
+    assert not module.suits(torch.zeros(1, dtype=torch.float64))
