@@ -78,6 +78,23 @@ def test_failing_to_compile_is_one_warning(monkeypatch: pytest.MonkeyPatch, capl
     assert [record.message.endswith("no compiler here") for record in caplog.records] == [True]
 
 
+def test_failing_for_some_tensors_leaves_the_others_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "suits", lambda *tensors: True)
+
+    def picky(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(x: Tensor) -> Tensor:
+            if x.dtype == torch.float64:
+                raise RuntimeError("not these")
+            return function(x) + 1
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", picky)
+    double = fused(lambda x: 2 * x)
+    kinds = (torch.float32, torch.float64, torch.float32, torch.float64)
+    assert [float(double(torch.tensor(3.0, dtype=kind))) for kind in kinds] == [7, 6, 7, 6]
+
+
 def test_nothing_else_suits() -> None:
     assert not module.suits(torch.zeros(1))
     assert not module.suits(torch.zeros(1, dtype=torch.float64))

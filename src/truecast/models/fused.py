@@ -23,16 +23,18 @@ Result = TypeVar("Result")
 def fused(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """The same function, compiled where :func:`suits` holds for its tensors; as it is elsewhere.
 
-    The first axis of a matrix may differ from call to call. Where compilation fails the function runs as it is from then
-    on, after one warning. ``__wrapped__`` is the function itself.
+    The first axis of a matrix may differ from call to call. Where compilation fails for tensors of some dtypes and widths,
+    the function runs as it is for them, the first time too, after one warning: what is computed twice gives the same bits.
+    ``__wrapped__`` is the function itself.
     """
     compiled: list[Callable[Given, Result]] = []
-    failed: list[bool] = []
+    failed: set[tuple[object, ...]] = set()
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         tensors = list(_tensors((*args, *kwargs.values())))
-        if failed or not suits(*tensors):
+        kind = tuple((t.dtype, t.shape[1:]) for t in tensors)
+        if kind in failed or not suits(*tensors):
             return function(*args, **kwargs)
         if not compiled:
             limits: Any = torch._dynamo.config
@@ -47,9 +49,10 @@ def fused(function: Callable[Given, Result]) -> Callable[Given, Result]:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            failed.append(True)
             name = getattr(function, "__name__", "a function")
-            _log.warning("cannot compile %s, which runs slower as it is: %s", name, str(error).partition("\n")[0])
+            if not failed:
+                _log.warning("cannot compile %s, which runs slower as it is: %s", name, str(error).partition("\n")[0])
+            failed.add(kind)
             return function(*args, **kwargs)
 
     return call

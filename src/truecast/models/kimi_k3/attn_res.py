@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -44,8 +45,10 @@ def _mix(sources: Sequence[Tensor], query: Tensor, eps: float) -> Tensor:
     for source in sources:
         wide = promote(source)
         scores.append((wide * like(query, wide)).sum(-1) * torch.rsqrt(wide.square().mean(-1) + eps))
-    shares = torch.softmax(torch.stack(scores), dim=0)
+    top = reduce(torch.maximum, scores)  # softmax by hand: as a reduction over a stack it does not fuse with the rest
+    exps = [torch.exp(score - top) for score in scores]
+    whole = reduce(torch.add, exps)
     mixed = torch.zeros_like(promote(sources[0]))
-    for source, share in zip(sources, shares, strict=True):
-        mixed = mixed + share[:, None] * promote(source)
+    for source, part in zip(sources, exps, strict=True):
+        mixed = mixed + (part / whole)[:, None] * promote(source)
     return like(mixed, sources[0])

@@ -21,7 +21,7 @@ from truecast.models.kimi_k3.kda_chunked import CHUNK
 PRECISION = "tf32x3"
 _VALUES = 64
 """Channels of the value a program has."""
-_WARPS = 8
+_WARPS = 4
 
 
 @triton.jit
