@@ -53,7 +53,7 @@ def test_compiles_where_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "suits", lambda *tensors: True)
     calls: list[object] = []
 
-    def fake(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def fake(function: Callable[..., Tensor], options: object) -> Callable[..., Tensor]:
         calls.append(function)
         return lambda x: function(x) + 1
 
@@ -66,7 +66,7 @@ def test_compiles_where_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failing_to_compile_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "suits", lambda *tensors: True)
 
-    def broken(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def broken(function: Callable[..., Tensor], options: object) -> Callable[..., Tensor]:
         def fail(*args: object) -> Tensor:
             raise RuntimeError("no compiler here")
 
@@ -82,7 +82,7 @@ def test_failing_to_compile_is_one_warning(monkeypatch: pytest.MonkeyPatch, capl
 def test_failing_for_some_tensors_leaves_the_others_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "suits", lambda *tensors: True)
 
-    def picky(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def picky(function: Callable[..., Tensor], options: object) -> Callable[..., Tensor]:
         def call(x: Tensor) -> Tensor:
             if x.dtype == torch.float64:
                 raise RuntimeError("not these")
@@ -112,7 +112,7 @@ def test_the_same_arguments_run_the_same_code_whatever_came_before(monkeypatch: 
         return run
 
     compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=backend))
+    monkeypatch.setattr(torch, "compile", lambda function, options: compile(function, backend=backend))
     total = fused(lambda x: x.sum(-1))
     sizes = [(5, 8), (7, 16), (9, 8), (7, 24), (5, 8), (6, 16), (1, 8), (3, 8), (1, 8)]
     seen: dict[tuple[int, bool], set[int]] = {}

@@ -26,8 +26,8 @@ def fused(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
     The same arguments give the same bits, whatever came before: each combination of dtypes, widths and numbers has code of
     its own, for any length of the first axes. (Left to itself the compiler makes more general code when it sees a second
-    width, and from then on uses that for the first too.) Where compiling fails for a combination, the function runs as it
-    is for that one, after one warning. ``__wrapped__`` is the function itself.
+    width, and from then on uses that for the first too; and it chooses among kernels by timing them.) Where compiling fails
+    for a combination, the function runs as it is for that one, after one warning. ``__wrapped__`` is the function itself.
     """
     compiled: dict[Hashable, Callable[Given, Result]] = {}
 
@@ -41,7 +41,7 @@ def fused(function: Callable[Given, Result]) -> Callable[Given, Result]:
         if kind not in compiled:
             limits: Any = torch._dynamo.config
             limits.recompile_limit = max(limits.recompile_limit, _VARIANTS)
-            compiled[kind] = torch.compile(_copy(function))
+            compiled[kind] = torch.compile(_copy(function), options={"deterministic": True})
         for tensor in tensors:
             if tensor.ndim > 1:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
