@@ -109,7 +109,8 @@ def test_two_folders(tmp_path: Path) -> None:
     other = {"location": "elsewhere", "fingerprint": "f0"}  # a copy of the same reference
     one, two = folder(tmp_path / "a", A), folder(tmp_path / "b", B, candidate={"location": "b"}, reference=other)
     found = paired_folders(one, two)
-    assert found["candidates"] == [{"location": "a"}, {"location": "b"}]
+    plain = {"activations": "none", "kv": "none"}
+    assert found["candidates"] == [{"location": "a", **plain}, {"location": "b", **plain}]
     assert {key: found[key] for key in found if key != "candidates"} == paired(A, B)
 
 

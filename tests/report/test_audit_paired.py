@@ -39,3 +39,12 @@ def test_the_section_escapes_names() -> None:
     assert "/x/&lt;b&gt;" in html
     assert "<b>" not in html
     assert paired_section(None) == ""
+
+
+def test_one_checkpoint_served_in_two_ways_says_which_is_which() -> None:
+    given = paired(0.01, [0.005, 0.02], True)
+    given["candidates"] = [{"location": "/x/a", "activations": "fp8-tensor", "kv": "none"}, {"location": "/x/a"}]
+    assert "more than a (activations none, KV none)" in paired_verdict(given)
+    assert "/x/a (activations fp8-tensor, KV none)" in paired_section(given)
+    given["candidates"] = [{"location": "/x/a", "activations": "fp8-tensor", "kv": "none"}] * 2
+    assert "activations" not in paired_section(given), "that is no difference, and stands on the page already"

@@ -43,7 +43,7 @@ def paired(a: Positions, b: Positions) -> dict[str, Any]:
 
 
 def paired_folders(a: Path, b: Path) -> dict[str, Any]:
-    """The same from two output folders of ``truecast audit``, with both candidates' names as ``candidates``.
+    """The same from two output folders of ``truecast audit``, with both candidates, and how they were run, as ``candidates``.
 
     Reads ``audit.json`` and ``positions/*.npy``; nothing is unpickled.
     Raises: InputError where a file is missing or malformed, or corpora or references differ.
@@ -53,7 +53,14 @@ def paired_folders(a: Path, b: Path) -> dict[str, Any]:
         if one != other:
             raise InputError(f"{what}: {one} against {other}", where=f"{a} and {b}", fix=_SAME_RUN)
     result = paired(load_positions(a / "positions"), load_positions(b / "positions"))
-    return {"candidates": [document.get("candidate") for document in documents], **result}
+    return {"candidates": [_candidate(document) for document in documents], **result}
+
+
+def _candidate(document: dict[str, Any]) -> dict[str, Any]:
+    """Which checkpoint, and what serving was taken to round."""
+    found = document.get("candidate")
+    rounded = {key: str(document.get(key, "none")) for key in ("activations", "kv")}
+    return {**(found if isinstance(found, dict) else {}), **rounded}
 
 
 def scored_document(folder: Path) -> dict[str, Any]:

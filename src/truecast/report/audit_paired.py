@@ -10,7 +10,7 @@ from truecast.report.words import as_html, figure
 
 def paired_verdict(paired: Mapping[str, Any]) -> str:
     """In a sentence: which of the two costs less, if that can be told."""
-    difference, other = paired["difference"], _name(paired["candidates"][1])
+    difference, other = paired["difference"], _name(paired["candidates"][1]) + _served(paired)[1]
     mean, ends = difference["mean"], difference["interval"]
     cost = f"{figure(abs(mean))} nats per token {'more' if mean > 0 else 'less'} than {other}"
     if ends is None:
@@ -29,8 +29,8 @@ def paired_section(paired: Mapping[str, Any] | None) -> str:
     known = f", 95% interval {figure(ends[0])} to {figure(ends[1])}" if ends else ""
     rows = [
         *(
-            (_where(side), f"{figure(paired[key])} nats per token")
-            for side, key in zip(paired["candidates"], "ab", strict=True)
+            (_where(side) + served, f"{figure(paired[key])} nats per token")
+            for side, key, served in zip(paired["candidates"], "ab", _served(paired), strict=True)
         ),
         ("ratio of the two", "" if ratio is None else f"{figure(ratio)}{known}"),
     ]
@@ -41,6 +41,12 @@ def paired_section(paired: Mapping[str, Any] | None) -> str:
         f'<section class="facts"><h2>Against another candidate</h2><p>{as_html(paired_verdict(paired))}</p>'
         f"<table><tbody>{cells}</tbody></table></section>"
     )
+
+
+def _served(paired: Mapping[str, Any]) -> list[str]:
+    """What serving was taken to round on each side, to follow its name; nothing where that is alike."""
+    how = [(side.get("activations", "none"), side.get("kv", "none")) for side in paired["candidates"]]
+    return ["", ""] if how[0] == how[1] else [f" (activations {a}, KV {kv})" for a, kv in how]
 
 
 def _name(side: Any) -> str:
