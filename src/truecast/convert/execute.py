@@ -13,8 +13,9 @@ from typing import Any
 
 from truecast import __version__
 from truecast.checkpoint.files import stream
-from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal, encode_json
+from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal
 from truecast.checkpoint.pool import run_jobs
+from truecast.checkpoint.records import encode_json
 from truecast.checkpoint.source import Checkpoint, open_checkpoint, open_shards
 from truecast.checkpoint.writer import FileWriter, explained, write_file
 from truecast.convert.a_log_rule import CodeChange, code_changes
