@@ -25,7 +25,6 @@ from truecast.convert.manifest import build_manifest, encode_manifest, load_mani
 from truecast.convert.parts import Cast
 from truecast.convert.place import ShardPlan
 from truecast.convert.plan import Plan, plan
-from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, scan, scan_bytes
 from truecast.convert.select import Target
 from truecast.convert.shard import ShardJob, write_shard
@@ -157,7 +156,7 @@ def _job(
     return ShardJob(
         shard=shard,
         out=folder,
-        files=SourceFiles(work.source.opener),
+        opener=work.source.opener,
         source_path=work.source.local_path,
         stamps={name: s for name, s in stamps.items() if name in files},
         m={name: found.m[name] for name in matrices if name in found.m},

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from truecast.checkpoint.files import opened
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.source import Checkpoint
 from truecast.errors import InputError
 from truecast.layouts.recognise import Contents
 from truecast.models.embedding import check_tokens, look_up
 from truecast.models.hidden import Hidden
-from truecast.models.stored import Stored, opened
+from truecast.models.stored import Stored
 
 _EMBEDDING = "embed_tokens.weight"
 _PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.", "")
@@ -43,12 +44,12 @@ class Parts:
 
     def load_layer(self, i: int) -> Any:
         """See :class:`truecast.models.base.Decoder`."""
-        with opened(self.checkpoint) as read:
+        with opened(self.checkpoint.opener) as read:
             return self.build_layer(i, Stored(self.checkpoint, self.contents, self.device, self.dtype, read))
 
     def load_head(self) -> Any:
         """See :class:`truecast.models.base.Decoder`."""
-        with opened(self.checkpoint) as read:
+        with opened(self.checkpoint.opener) as read:
             return self.build_head(Stored(self.checkpoint, self.contents, self.device, self.dtype, read))
 
     def layer_tensors(self, i: int) -> list[TensorInfo]:
@@ -71,12 +72,12 @@ class Parts:
         """See :class:`truecast.models.base.Decoder`. Reads what it needs from disk, slab by slab."""
         check_tokens(tokens, self.vocab)
         info = self.embedding_tensor()
-        with opened(self.checkpoint) as read:
+        with opened(self.checkpoint.opener) as read:
             return Hidden(look_up(tokens, info, read(info.file)).to(self.device, self.dtype))
 
     def load_embedding(self) -> Tensor:
         """The whole embedding. Shape: ``[V, hidden]``."""
-        with opened(self.checkpoint) as read:
+        with opened(self.checkpoint.opener) as read:
             stored = Stored(self.checkpoint, self.contents, self.device, self.dtype, read)
             return stored.tensor(self.prefix + _EMBEDDING, (self.vocab, self.hidden)).to(self.dtype)
 

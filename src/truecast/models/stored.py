@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -150,18 +149,3 @@ class Stored:
         if not 0 < value < float("inf"):
             raise InputError(f"is {value}; a scale is positive and finite", where=view.tensor.where)
         return value
-
-
-@contextmanager
-def opened(checkpoint: Checkpoint) -> Iterator[Read]:
-    """A function that gives the open file of a name; all are closed at the end."""
-    with ExitStack() as stack:
-        files: dict[str, ByteFile] = {}
-
-        def get(name: str) -> ByteFile:
-            if name not in files:
-                files[name] = checkpoint.opener(name)
-                stack.callback(files[name].close)
-            return files[name]
-
-        yield get
