@@ -206,6 +206,7 @@ def _assemble(
                 f"lies in the folder, but {index_name} does not name it",
                 where=f"{location}/{stray}",
                 fix="move it away",
+                code="shard-stray",
             )
         )
 
@@ -220,6 +221,7 @@ def _assemble(
                     f"{index_name} names this shard, but it is missing",
                     where=f"{location}/{name}",
                     fix="finish the download",
+                    code="shard-missing",
                 )
             )
             continue
@@ -280,7 +282,8 @@ def _read_shard(checkpoint: Checkpoint, name: str, report: Problem) -> None:
         try:
             tensors, metadata = read_header(read, name, file.size)
         except InputError as error:
-            raise InputError(error.problem, where=error.where.replace(name, where), fix=error.fix) from None
+            place = error.where.replace(name, where)
+            raise InputError(error.problem, where=place, fix=error.fix, code=error.code) from None
         size = file.size
     finally:
         file.close()
@@ -288,7 +291,12 @@ def _read_shard(checkpoint: Checkpoint, name: str, report: Problem) -> None:
         if tensor.name in checkpoint.tensors:
             other = checkpoint.tensors[tensor.name].file
             report(
-                InputError(f"stands in {other} too", where=f"{tensor.name} in {where}", fix="remove the stale shard")
+                InputError(
+                    f"stands in {other} too",
+                    where=f"{tensor.name} in {where}",
+                    fix="remove the stale shard",
+                    code="tensor-duplicate",
+                )
             )
     checkpoint.tensors.update(tensors)
     checkpoint.shards[name], checkpoint.shard_metadata[name] = size, metadata
@@ -304,13 +312,21 @@ def _compare_with_index(checkpoint: Checkpoint, weight_map: dict[str, str], inde
         if tensor is None:
             report(
                 InputError(
-                    f"names {name} in {shard}, whose header does not have it", where=where, fix="download both again"
+                    f"names {name} in {shard}, whose header does not have it",
+                    where=where,
+                    fix="download both again",
+                    code="index-names-absent-tensor",
+                    tensor=name,
                 )
             )
         elif tensor.file != shard:
             report(
                 InputError(
-                    f"names {name} in {shard}, but it lies in {tensor.file}", where=where, fix="download both again"
+                    f"names {name} in {shard}, but it lies in {tensor.file}",
+                    where=where,
+                    fix="download both again",
+                    code="index-wrong-shard",
+                    tensor=name,
                 )
             )
     for tensor in checkpoint.tensors.values():
@@ -320,6 +336,7 @@ def _compare_with_index(checkpoint: Checkpoint, weight_map: dict[str, str], inde
                     "its shard has it, the index does not",
                     where=f"{tensor.name} in {checkpoint.location}/{tensor.file}",
                     fix=f"download {index_name} again",
+                    code="index-lacks-tensor",
                 )
             )
 
