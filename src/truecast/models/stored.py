@@ -77,6 +77,10 @@ class Stored:
             )
         return info
 
+    def where(self, name: str) -> str:
+        """Tensor and file, for messages."""
+        return self.info(name).where
+
     def linear(self, module: str, rows: int, cols: int) -> Linear:
         """The matrix of a module, quantized or plain. ``module`` is the name without ``.weight``."""
         matrix = self._contents.matrices.get(module)
