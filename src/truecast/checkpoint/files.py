@@ -136,6 +136,16 @@ class RemoteFile:
         """Nothing to release: each read is a request of its own."""
 
 
+def read_whole(file: ByteFile, where: str, limit: int) -> bytes:
+    """All bytes of a small file, which is closed. Raises: InputError where it is larger than ``limit``."""
+    try:
+        if file.size > limit:
+            raise InputError(f"{file.size} bytes are more than the {limit} that such a file may have", where=where)
+        return bytes(file.read(0, file.size))
+    finally:
+        file.close()
+
+
 def stream(file: ByteFile, start: int, end: int) -> Iterator[memoryview]:
     """Bytes ``start`` to ``end`` piece by piece. A piece is overwritten by the next: use it, do not keep it."""
     buffer = memoryview(bytearray(min(file.chunk_bytes, end - start)))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import ByteFile, LocalOpener, Opener, RemoteOpener, connect, explained
+from truecast.checkpoint.files import LocalOpener, Opener, RemoteOpener, connect, explained, read_whole
 from truecast.checkpoint.header import TensorInfo, read_header
 from truecast.errors import InputError
 
@@ -59,7 +59,7 @@ class Checkpoint:
 
     def read_small(self, name: str, limit: int = MAX_CONFIG_BYTES) -> bytes:
         """A whole small file. Raises: InputError if it is larger than ``limit``."""
-        return _read_whole(self.opener(name), f"{self.location}/{name}", limit)
+        return read_whole(self.opener(name), f"{self.location}/{name}", limit)
 
     def fingerprint(self) -> str:
         """sha256 over the names, sizes and headers of all shards and over config.json; the same after a copy."""
@@ -248,7 +248,7 @@ def _read_index(location: str, names: list[str], opener: Opener) -> tuple[str, d
         return "", None, {}
     name = "model" + INDEX_SUFFIX if "model" + INDEX_SUFFIX in found else found[0]
     where = f"{location}/{name}"
-    index = _json_object(_read_whole(opener(name), where, MAX_INDEX_BYTES), where)
+    index = _json_object(read_whole(opener(name), where, MAX_INDEX_BYTES), where)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError("has no weight_map", where=where)
@@ -339,15 +339,6 @@ def _compare_with_index(checkpoint: Checkpoint, weight_map: dict[str, str], inde
                     code="index-lacks-tensor",
                 )
             )
-
-
-def _read_whole(file: ByteFile, where: str, limit: int) -> bytes:
-    try:
-        if file.size > limit:
-            raise InputError(f"{file.size} bytes are more than the {limit} that such a file may have", where=where)
-        return bytes(file.read(0, file.size))
-    finally:
-        file.close()
 
 
 def _json_object(raw: bytes, where: str) -> dict[str, Any]:
