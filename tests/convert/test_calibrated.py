@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,11 @@ def weights(source: Path, module: str) -> tuple[np.ndarray, np.ndarray]:
     return stored[f"{module}.weight_packed"], stored[f"{module}.weight_scale"]
 
 
+def load_notes(out: Path) -> list[str]:
+    notes: list[str] = json.loads((out / "truecast.json").read_bytes())["notes"]
+    return notes
+
+
 def test_without_hessians_it_gives_activation_scales_and_nothing_else(source: Path, tmp_path: Path) -> None:
     leaves = ("gate_proj", "up_proj", "down_proj")
     bare = {leaf: statistics(i, hessian=False) for i, leaf in enumerate(leaves)}
@@ -64,6 +70,8 @@ def test_without_hessians_it_gives_activation_scales_and_nothing_else(source: Pa
     same = [name for name in out if not name.endswith(".input_scale")]
     assert all((out[name] == plain[name]).all() for name in same)
     assert manifest["target"]["activation_scales"] == "calibrated"
+    assert any("saturate at 448" in note for note in load_notes(tmp_path / "plain"))
+    assert not any("1.0" in note for note in manifest["notes"]), "none is 1.0"
     taken = manifest["int4"]["calibration"]
     assert (taken["file"], taken["input_scales"], taken["hessians"], taken["tokens"]) == (calibration.name, 3, 0, 512)
     assert manifest["int4"]["rounding"] == "data-free" and manifest["int4"]["weights"] is None

@@ -95,10 +95,8 @@ def _render(console: Console, document: Mapping[str, Any], out: Path | None) -> 
     if (compared := document.get("paired")) is not None:
         console.print(paired_verdict(compared))
     console.print(table("", ("figure", ">value", "95% interval"), _figures(document)))
-    if document["layers"]:
-        console.print(
-            table("\nlayers where the error grows most", ("layer", ">error", ">before", ">floor"), _jumps(document))
-        )
+    if jumps := _jumps(document):
+        console.print(table("\nlayers where the error grows most", ("layer", ">error", ">before", ">floor"), jumps))
     scored = f"{corpus['scored']:,} positions of {counted(corpus['documents'], 'document')}"
     console.print(
         f"\n{scored} scored on {document['device']} in {document['dtype']}, {document['seconds']:,.0f} s;"
@@ -134,7 +132,7 @@ def _ends(interval: Sequence[float] | None, words: Any = figure) -> str:
 def _jumps(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """The layers after which the stream's relative error is larger than before by most, largest first."""
     layers = document["layers"]
-    before = [0.0, *(layer["relative_error"] for layer in layers[:-1])]
+    before = [0.0, *(layer["relative_error"] for layer in layers)][: len(layers)]
     grown = sorted(zip(layers, before, strict=True), key=lambda pair: pair[1] - pair[0]["relative_error"])
     return [
         (

@@ -13,13 +13,12 @@ from typing import Any
 
 from truecast import __version__
 from truecast.convert.a_log_rule import RULE, CodeChange
-from truecast.convert.calibrated import taken
+from truecast.convert.calibrated import scale_origins, taken
 from truecast.convert.int4_plan import quantized_anew
 from truecast.convert.plan import Plan, summary
 from truecast.convert.scan import Scan
 from truecast.convert.source_card import read_source_card
 from truecast.errors import RefusedError
-from truecast.layouts import format_of
 
 SCHEMA = "truecast.manifest/1"
 _ACTIVATIONS = {"w4afp8": "fp8", "fp8": "fp8"}
@@ -92,14 +91,7 @@ def build_manifest(
 
 def _activation_scales(plan: Plan) -> str | None:
     """Where the activation scales come from: ``source``, ``calibrated``, ``1.0`` or ``mixed``; None without any."""
-    written = (
-        m for s in plan.shards for t in s.tensors if t.role == "input_scale" for piece in t.pieces for m in piece
-    )
-    calibrated = plan.calibration is not None
-    origins = {
-        "calibrated" if calibrated and format_of(m) == "mxfp4" else "1.0" if m.input_scale is None else "source"
-        for m in written
-    }
+    origins = scale_origins((t for s in plan.shards for t in s.tensors), plan.calibration)
     return "mixed" if len(origins) > 1 else next(iter(origins), None)
 
 
