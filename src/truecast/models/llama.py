@@ -65,7 +65,7 @@ def read_config(document: Mapping[str, Any], where: str) -> LlamaConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=text.needed("rms_norm_eps"),
+        eps=text.positive("rms_norm_eps"),
         tied=text.flag("tie_word_embeddings", False),
         steps=frequencies(text, head_dim),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from reprlib import repr as short
 
 import torch
 
@@ -31,7 +32,7 @@ def open_model(
     kind = checkpoint.config.get("model_type")
     if kind not in ("kimi_k3", "kimi_linear", "llama"):
         raise InputError(
-            f"model_type is {kind!r}; there are reference models of kimi_k3, kimi_linear and llama", where=where
+            f"model_type is {short(kind)}; there are reference models of kimi_k3, kimi_linear and llama", where=where
         )
     device = torch.device(device)
     chosen = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -61,6 +62,10 @@ class Stored:
         data = torch.empty(info.nbytes, dtype=torch.uint8)
         self._read(info.file).read_into(info.start, data.numpy().data)
         value = data.view(stored).reshape(info.shape).to(self._device)
+        if value.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(value)).tolist())):
+            raise InputError(
+                "holds what is no finite number", where=info.where, fix="download it again, or do not trust it"
+            )
         return value if info.dtype == "F32" else value.to(self.dtype)
 
     def info(self, name: str, *shapes: tuple[int, ...]) -> TensorInfo:

@@ -27,6 +27,8 @@ SPECIAL_SLOTS = 256
 MAX_RANKS_BYTES = 64 << 20
 MAX_CONFIG_BYTES = 4 << 20
 MAX_RANKS = 1 << 21
+MAX_TOKEN_BYTES = 4096
+"""Of one token, special or not: nothing that a model learned is longer."""
 CHUNK_CHARS = 400_000
 """Text is cut here before it is split into words: what the published tokenizer does, so ids near a cut agree."""
 RUN_CHARS = 25_000
@@ -82,9 +84,18 @@ class K3Tokenizer:
         """Spelling -> id of all 256 slots."""
         if len(self.specials) != SPECIAL_SLOTS or "" in self.specials:
             raise InputError("gives two special tokens one name, or one an empty name", where=where)
-        self._encoding = tiktoken.Encoding(
-            RANKS_FILE, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens=self.specials
-        )
+        if longest := next((t for t in (*ranks, *map(str.encode, spelled)) if len(t) > MAX_TOKEN_BYTES), None):
+            raise InputError(
+                f"has a token of {len(longest):,} bytes; {MAX_TOKEN_BYTES:,} are the most",
+                where=where,
+                fix="do not trust this checkpoint",
+            )
+        try:
+            self._encoding = tiktoken.Encoding(
+                RANKS_FILE, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens=self.specials
+            )
+        except ValueError as error:
+            raise InputError(f"makes no tokenizer: {error}", where=where, fix="download it again") from None
 
     def special(self, spelling: str) -> int:
         """Id of a special token. Raises: InputError if this vocabulary names none so."""

@@ -95,6 +95,12 @@ class Chat:
 
 def prompt_of(served: Served, request: ChatRequest) -> list[int]:
     """Ids of a chat request's conversation. Raises: ApiError 400 for what the format does not have."""
+    if len(request.messages) > served.context:  # each takes several tokens: not worth minutes of rendering
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {served.context} tokens; {len(request.messages)} messages are more",
+            code="context_length_exceeded",
+        )
     try:
         return render(
             served.chat_tokenizer,
