@@ -25,7 +25,7 @@ from truecast.audit.place import check_disk, device_of, dtype_of
 from truecast.audit.resume import Folder
 from truecast.audit.scoring import Scores, score
 from truecast.audit.spill import Store
-from truecast.audit.stored import count_reads
+from truecast.audit.stored import check_unchanged, count_reads
 from truecast.audit.stream import Pass, Progress, layers_of, run_layers
 from truecast.audit.summary import summary
 from truecast.audit.tiles import make_tiles
@@ -57,6 +57,7 @@ def audit_models(
 ) -> dict[str, Any]:
     """The same for models that are open already."""
     began = time.monotonic()
+    stamps = (ref.checkpoint.stamps(), cand.checkpoint.stamps())
     device = device_of(options.device)
     check_models(ref, cand)
     documents = read_corpus(corpus, ref.vocab, options.limit)
@@ -81,6 +82,8 @@ def audit_models(
             same = identical(ref, cand, sizes.ahead, progress)
             compared = sum(c.bytes for c in counters)
             if same:
+                for model, before in zip((ref, cand), stamps, strict=True):
+                    check_unchanged(model.checkpoint, before)
                 read = {"bytes": compared, "checkpoint_bytes": text_bytes((ref, cand)), "compared_bytes": 0}
                 document |= {**nothing_lost(documents), "read": read, "seconds": time.monotonic() - began}
                 folder.finish(document)
@@ -92,9 +95,11 @@ def audit_models(
         smaller = "a smaller corpus or fewer --floor-seeds"
         check_disk(folder.states, runs * (2 + snapshots(ref.checkpoint)) * store.bytes_each, smaller)
         taps = PLAIN if emulated.plain else emulated
-        work = Pass(ref, cand, documents, tiles, store, device, taps, options.seeds, options.force, counters)
+        work = Pass(
+            ref, cand, documents, tiles, store, device, taps, options.seeds, options.force, counters, stamps, compared
+        )
         document |= _measure(work, folder, sizes, progress)
-        document["read"] |= {"checkpoint_bytes": text_bytes((ref, cand)), "compared_bytes": compared}
+        document["read"]["checkpoint_bytes"] = text_bytes((ref, cand))
         document["seconds"] = time.monotonic() - began
         store.close()
         folder.finish(document)
@@ -105,6 +110,7 @@ def _measure(work: Pass, folder: Folder, sizes: Fit, progress: Progress | None) 
     """The pass through the layers and the comparison at its end; positions and layers are saved."""
     states, records = run_layers(work, folder, sizes.ahead, progress)
     scores = score(work, states, sizes, progress)
+    work.check_unchanged()
     layers = list(layers_of(records))
     _save(folder.out, scores, layers)
     return {
@@ -112,7 +118,10 @@ def _measure(work: Pass, folder: Folder, sizes: Fit, progress: Progress | None) 
         **summary(scores.positions, scores.floor or None, [d.id for d in work.corpus.documents]),
         "layers": layers,
         "final_error": scores.final_error,
-        "read": {"bytes": sum(record["read"] for record in records) + scores.read},
+        "read": {
+            "bytes": sum(record["read"] for record in records) + scores.read,
+            "compared_bytes": records[0].get("compared", 0),
+        },
     }
 
 
