@@ -70,12 +70,12 @@ def audit_models(
     sizes = fit(options.memory, needs, device)
     with ExitStack() as stack:
         path = out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="truecast-")))
-        whose = identity(ref, cand, documents, options, device, dtype)
+        document = head(ref, cand, documents, options, device, dtype)
+        whose = identity(document, stamps, options.seeds)
         folder = stack.enter_context(Folder(path, whose, {"tile_tokens": sizes.tile_tokens}))
         if (done := folder.result()) is not None:
             return done
         _check_tile(folder.chosen["tile_tokens"], sizes, path)
-        document = head(ref, cand, documents, options, device, dtype)
         counters = (count_reads(ref.checkpoint), count_reads(cand.checkpoint))
         compared = 0
         if not options.force and emulated.plain and not folder.records():

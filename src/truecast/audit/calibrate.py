@@ -87,6 +87,7 @@ def calibrate(
     chosen = dtype or dtype_of(place)
     sizes = _fit(memory, model, documents, chosen, place, matrices, hessian)
     _check_free(out, size)
+    weights = model.checkpoint.weights_sha256()
     counter = count_reads(model.checkpoint)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="truecast-")))
@@ -100,6 +101,7 @@ def calibrate(
         out,
         found,
         source=model.checkpoint.fingerprint(),
+        weights=weights,
         documents={d.id: document_sha256(d.tokens.tolist()) for d in documents.documents},
         tokens=documents.tokens,
     )

@@ -77,6 +77,7 @@ def _compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any
 
     return {
         "reference": of("reference", "fingerprint"),
+        "reference's weights": of("reference", "weights"),
         "corpus": of("corpus", "sha256"),
         "limit of documents": of("corpus", "limit"),
         "device": (one.get("device"), other.get("device")),
