@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from truecast.audit import corpus
-from truecast.audit.corpus import read_corpus
+from truecast.audit.corpus import check_counted_once, read_corpus
 from truecast.errors import InputError
 
 HEADER: dict[str, Any] = {
@@ -87,3 +87,17 @@ def test_a_huge_line_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot open"):
         read_corpus(tmp_path / "none", 8)
+
+
+@pytest.mark.parametrize("others", [[[1, 2, 3]], [[1, 2, 3, 4, 5]], [[0, 1], [1, 2, 3, 4], [2, 2]]])
+def test_no_position_counts_twice(tmp_path: Path, others: list[list[int]]) -> None:
+    lines = [{"id": f"o{i}", "tokens": tokens} for i, tokens in enumerate(others)]
+    found = read_corpus(write(tmp_path / "c", HEADER, *lines, DOCUMENT), 8)
+    with pytest.raises(InputError, match=r"'a' and 'o.'|'o.' and 'a'"):
+        check_counted_once(found)
+
+
+def test_turns_of_one_conversation_are_documents_of_their_own(tmp_path: Path) -> None:
+    """The second goes on where the first ends; the third shares the prompt only."""
+    lines = [DOCUMENT, {"id": "b", "tokens": [1, 2, 3, 4, 5], "scored_from": 2}, {"id": "c", "tokens": [1, 2, 7]}]
+    check_counted_once(read_corpus(write(tmp_path / "c", HEADER, *lines), 8))

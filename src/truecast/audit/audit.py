@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from truecast.audit.activations import Emulation, emulation
-from truecast.audit.corpus import read_corpus
+from truecast.audit.corpus import check_counted_once, read_corpus
 from truecast.audit.disjoint import check_disjoint
 from truecast.audit.document import head, identity, nothing_lost
 from truecast.audit.identical import identical
@@ -62,6 +62,7 @@ def audit_models(
     check_models(ref, cand)
     documents = read_corpus(corpus, ref.vocab, options.limit)
     check_tokenizers(ref, cand, documents)
+    check_counted_once(documents)
     check_disjoint(cand.checkpoint, documents)
     emulated = _emulation(cand, options)
     return_freed_memory()
