@@ -262,6 +262,34 @@ def test_an_edited_record_is_not_believed(sides: tuple[Path, Path, Path], tmp_pa
         run(sides, tmp_path / "out")
 
 
+@pytest.mark.parametrize("harm", ["other bytes", "longer", "gone", "link"])
+def test_states_that_are_not_as_they_were_left(sides: tuple[Path, Path, Path], tmp_path: Path, harm: str) -> None:
+    """A copy of a folder at work, an edit, a disk that lost a file."""
+    calls = []
+
+    def stop(stage: str, done: int, total: int) -> None:
+        calls.append(stage)
+        if calls.count("layers") == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(sides, tmp_path / "out", progress=stop)
+    state = sorted((tmp_path / "out" / ".audit" / "states").glob("reference.block*"))[0]
+    whole = state.read_bytes()
+    match harm:
+        case "other bytes":
+            state.write_bytes(whole[::-1])
+        case "longer":
+            state.write_bytes(whole + whole)
+        case "gone":
+            state.unlink()
+        case "link":
+            state.rename(tmp_path / "elsewhere")
+            state.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RefusedError, match="is not as the audit left it"):
+        run(sides, tmp_path / "out")
+
+
 def test_another_audit_or_another_ones_folder_is_not_touched(sides: tuple[Path, Path, Path], tmp_path: Path) -> None:
     run(sides, tmp_path / "out")
     with pytest.raises(RefusedError, match="different activations") as caught:

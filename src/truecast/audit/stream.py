@@ -86,10 +86,13 @@ def run_layers(
 ) -> tuple[Tracks, list[dict[str, Any]]]:
     """Push all rows through all layers, going on where ``folder`` says. Returns the last states and a list by layer.
 
-    Raises: InputError where a layer gives what is no finite number; RefusedError where a side changes meanwhile.
+    Raises: InputError where a layer gives what is no finite number; RefusedError where a side changes meanwhile,
+    or states are not as they were left.
     """
     records = folder.records()
-    if not records:
+    if records:
+        work.store.check(records[-1].get("files", {}))
+    else:
         records = [{**_embed(work), "compared": work.compared}]
         work.check_unchanged()
         folder.note(0, records[0])
@@ -165,6 +168,7 @@ def _embed(work: Pass) -> dict[str, Any]:
     work.store.sync()
     return {
         "tracks": track.to_json(states),
+        "files": work.store.stamps(track.all_names(states)),
         "read": work.read_bytes - before,
         "seconds": time.monotonic() - began,
     }
@@ -228,6 +232,7 @@ def _record(
     noise = [e.relative for e in errors.noisy.values()]
     return {
         "tracks": track.to_json(states),
+        "files": work.store.stamps(track.all_names(states)),
         "read": read,
         "seconds": seconds,
         "layer": {
