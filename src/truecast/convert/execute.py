@@ -30,6 +30,7 @@ from truecast.convert.select import Target
 from truecast.convert.shard import ShardJob, write_shard
 from truecast.errors import InexactError, InputError, RefusedError
 from truecast.layouts import format_of
+from truecast.layouts.calibrated_on import calibrated_on
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def convert(
     stamps = source.stamps()
     _check_apart(source, folder)
     work = plan(source, target)
+    earlier = calibrated_on(source)
     casts = [work.cast_settings(name) for name in devices(device, work.layout.FORMAT)]
     identity = {
         "source": source.fingerprint(),
@@ -95,7 +97,7 @@ def convert(
         files = {name: {"bytes": r["bytes"], "sha256": r["sha256"]} for name, r in records.items()}
         code, notes = code_changes(source) if target.fix_code else ({}, [])
         files |= _copy_auxiliary(source, folder, code) | _write_small(work, folder)
-        manifest = build_manifest(work, found, work.digest(), files, records.values(), code, notes)
+        manifest = build_manifest(work, found, work.digest(), files, records.values(), code, notes, earlier)
         if card is not None:
             manifest["files"]["README.md"] = _write(folder, "README.md", card(manifest).encode())
         run = {"seconds": time.monotonic() - started, "jobs": jobs, "source": source.location}
