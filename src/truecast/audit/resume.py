@@ -47,7 +47,7 @@ class Folder:
         path = self.own / "journal.json"
         if not path.exists():
             if (self.own / "finished").exists() or any(self.own.glob("step-*.json")):
-                raise _damaged(path)  # whose records they are is not known
+                raise damaged(path)  # whose records they are is not known
             write_file(path, encode_json({"identity": identity, "chosen": chosen}))
             return chosen
         before = load_object(path)
