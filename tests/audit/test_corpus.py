@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from truecast.audit import corpus
-from truecast.audit.corpus import read_corpus
+from truecast.audit.corpus import check_counted_once, read_corpus
 from truecast.errors import InputError
 
 HEADER: dict[str, Any] = {
@@ -64,6 +65,7 @@ def test_documents_and_header_are_read(tmp_path: Path) -> None:
             "token id 8 at position 1 is outside the vocabulary of 8",
         ),
         ([HEADER, {"id": "a", "tokens": [-1, 1]}], "document 'a'", "token id -1 at position 0"),
+        ([HEADER, {"id": "a", "tokens": [10**4000, 1]}], "document 'a'", r"token id 10{10,30}\.\.\."),
         ([HEADER, {"id": "a", "tokens": [1, True]}], "document 'a'", "position 1 is no whole number"),
         ([HEADER, {"id": "a", "tokens": [1, 1.5]}], "document 'a'", "position 1 is no whole number"),
         ([HEADER, {"id": "a", "tokens": [1, 2], "scored_from": 1}], "document 'a'", "nothing is scored"),
@@ -87,3 +89,26 @@ def test_a_huge_line_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot open"):
         read_corpus(tmp_path / "none", 8)
+
+
+@pytest.mark.parametrize("what", ["pipe", "/dev/zero"])
+def test_a_file_that_never_ends(tmp_path: Path, what: str) -> None:
+    path = Path(what) if what.startswith("/") else tmp_path / what
+    if not path.exists():
+        os.mkfifo(path)
+    with pytest.raises(InputError, match="no regular file"):
+        read_corpus(path, 8)
+
+
+@pytest.mark.parametrize("others", [[[1, 2, 3]], [[1, 2, 3, 4, 5]], [[0, 1], [1, 2, 3, 4], [2, 2]]])
+def test_no_position_counts_twice(tmp_path: Path, others: list[list[int]]) -> None:
+    lines = [{"id": f"o{i}", "tokens": tokens} for i, tokens in enumerate(others)]
+    found = read_corpus(write(tmp_path / "c", HEADER, *lines, DOCUMENT), 8)
+    with pytest.raises(InputError, match=r"'a' and 'o.'|'o.' and 'a'"):
+        check_counted_once(found)
+
+
+def test_turns_of_one_conversation_are_documents_of_their_own(tmp_path: Path) -> None:
+    """The second goes on where the first ends; the third shares the prompt only."""
+    lines = [DOCUMENT, {"id": "b", "tokens": [1, 2, 3, 4, 5], "scored_from": 2}, {"id": "c", "tokens": [1, 2, 7]}]
+    check_counted_once(read_corpus(write(tmp_path / "c", HEADER, *lines), 8))

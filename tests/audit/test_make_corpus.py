@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from tests.conftest import Outcome
 from tests.models.tiny_k3 import make_tiny_k3
 from tests.serve.serving import END, TOKENIZER, VOCABULARY, Running, running
+from truecast.audit import completions_client
 from truecast.audit.corpus import read_corpus
 from truecast.audit.make_corpus import make_corpus
 from truecast.errors import InputError, RefusedError
@@ -114,7 +118,7 @@ def test_what_would_be_overwritten_or_mixed_is_refused(model: Path, prompts: Pat
         f'{{"tokens": [{VOCABULARY}]}}', '{"tokens": 7}', '{"tokens": [1], "text": "a"}', '{"messages": 7}',
         '{"messages": [7]}', '{"messages": [{"role": "robot"}]}', '{"messages": [], "effort": "medium"}',
         '{"messages": [], "thinking": 1}', '{"text": "a", "id": 7}', '{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}',
-        "[" * 100_000,
+        "[" * 100_000, json.dumps({"text": "a", "id": "x" * 1001}),
     ],
 )  # fmt: skip
 def test_bad_prompts(model: Path, tmp_path: Path, line: str) -> None:
@@ -152,6 +156,7 @@ class Answer(BaseHTTPRequestHandler):
         (200, b'{"choices": [{"token_ids": ["a"]}]}', "no token ids"),
         (200, b'{"choices": [{"token_ids": [999999]}]}', "outside the vocabulary"),
         (200, b'{"choices": [{"token_ids": [1], "prompt_token_ids": [2]}]}', "another prompt"),
+        (200, b'{"choices": [{"token_ids": [1, 1, 1, 1, 1, 1, 1, 1, 1]}]}', "9 tokens, 8 were asked for"),
         (200, b'{"choices": []}', "no choice"),
         (200, b"[]", "no choice"),
         (200, b"not json", "no answer"),
@@ -169,10 +174,81 @@ def test_what_a_server_may_answer(
         try:
             with pytest.raises(InputError, match=message):
                 url = f"http://127.0.0.1:{http.server_port}/v1"
-                make_corpus(str(model), prompts, tmp_path / "docs.jsonl", url=url)
+                make_corpus(str(model), prompts, tmp_path / "docs.jsonl", url=url, max_tokens=8)
         finally:
             http.shutdown()
             thread.join()
+
+
+def _elsewhere(handler: Answer) -> None:
+    handler.send_response(302)
+    handler.send_header("location", "http://127.0.0.1:9/elsewhere")
+    handler.end_headers()
+
+
+def _endless(handler: Answer) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b" " * 65536)
+
+
+def _trickling(handler: Answer) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+
+
+def _cut(handler: Answer) -> None:
+    handler.send_response(200)
+    handler.send_header("content-length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"data": [{"id": "m"}]}')
+
+
+def _nameless(handler: Answer) -> None:
+    handler._send(200, b'{"data": [{"id": {}}]}')
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (_elsewhere, "answers 302"),
+        (_endless, "more than"),
+        (_trickling, "within 1 s"),
+        (_cut, "breaks off"),
+        (_nameless, "lists no model"),
+    ],
+)
+def test_a_hostile_server_ends_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Answer], None], message: str
+) -> None:
+    def send(handler: Answer) -> None:
+        with suppress(OSError):  # the client has left
+            answer(handler)
+
+    monkeypatch.setattr(completions_client, "LIST_TIMEOUT_S", 1.0)
+    with HTTPServer(("127.0.0.1", 0), type("Hostile", (Answer,), {"do_GET": send})) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(InputError, match=message):
+                completions_client.served_model(f"http://127.0.0.1:{http.server_port}/v1")
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("what", ["pipe", "/dev/zero"])
+def test_prompts_that_never_end(model: Path, tmp_path: Path, what: str) -> None:
+    path = Path(what) if what.startswith("/") else tmp_path / what
+    if not path.exists():
+        os.mkfifo(path)
+    with pytest.raises(InputError, match="no regular file"):
+        make_corpus(str(model), path, tmp_path / "docs.jsonl")
+    assert not (tmp_path / "docs.jsonl.partial").exists()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "file:///etc/passwd", "http://[", "nonsense"])
@@ -192,3 +268,15 @@ def test_the_command(model: Path, prompts: Path, tmp_path: Path, cli: Callable[.
     outcome = cli(*common, "--out", tmp_path / "two.jsonl", "--url", f"{server.url}/v1/")
     assert (outcome.code, "2 documents" in outcome.out) == (0, True)
     assert cli(*common, "--out", tmp_path / "three.jsonl", "--temperature", "warm").code == 2
+
+
+def test_two_runs_do_not_write_one_corpus(model: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "docs.jsonl"
+
+    def second(done: int, total: int) -> None:
+        with pytest.raises(RefusedError, match="another run is writing it"):
+            make_corpus(str(model), prompts, out, max_tokens=3)
+
+    make_corpus(str(model), prompts, out, max_tokens=3, progress=second)
+    assert [d.id for d in read_corpus(out, VOCABULARY).documents] == ["chat", "line-3", "line-5"]
+    assert not out.with_name(f"{out.name}.partial").exists()

@@ -208,6 +208,18 @@ def test_another_checkpoints_calibration(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_other_weights_of_the_same_shapes(tmp_path: Path) -> None:
+    """Two steps of one training have the same headers: their fingerprints are equal."""
+    source = one_file(tmp_path / "step", experts(32, COLS), {"model_type": "kimi_k3"})
+    path = make(tmp_path / "c.safetensors", source)
+    shard = next(source.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(InputError, match="made on other weights of the same names and shapes"):
+        convert(source, tmp_path / "out", Target("w4afp8", calibration=path))
+
+
 def test_no_hessian_at_all(source: Path, tmp_path: Path) -> None:
     path = make(tmp_path / "c.safetensors", source, **{leaf: statistics(0, hessian=False) for leaf in LEAVES})
     with pytest.raises(InputError, match="has no Hessian"):

@@ -71,3 +71,9 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float) -> None:
 
 def test_a_logprob_is_a_number_even_of_an_impossible_token() -> None:
     assert scored(torch.tensor([0.0, -torch.inf]), 1, 2).logprob == LEAST
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-308, 1e-320])
+def test_a_temperature_near_zero_takes_the_largest(temperature: float) -> None:
+    logits = torch.tensor([3.0, -50.0, 50.0, 40.0])
+    assert Sampler(temperature, seed=1).pick(logits) == 2

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.models.k3_checkpoint import edit_config, rewrite
-from truecast.checkpoint.files import ByteFile, Opener
+from truecast.checkpoint.files import ByteFile, Opener, opened
 from truecast.checkpoint.source import open_checkpoint
 from truecast.errors import InputError
 from truecast.layouts.recognise import recognise
 from truecast.models import open_model
 from truecast.models.packed import Packed
-from truecast.models.stored import Stored, opened
+from truecast.models.stored import Stored
 
 LAYER = "language_model.model.layers."
 
@@ -42,6 +42,20 @@ def test_a_scale_that_is_no_number(own_k3: Path) -> None:
         open_model(own_k3).load_layer(2)
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("block_sparse_moe.gate.e_score_correction_bias", 6),  # decides who is chosen, and is in no product
+        ("self_attn.A_log", 128),
+    ],
+)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_no_number(own_k3: Path, name: str, size: int, value: float) -> None:
+    rewrite(own_k3, f"{LAYER}2.{name}", np.array([value] + [0.0] * (size - 1), "<f4"))
+    with pytest.raises(InputError, match=rf"{name} in model-00003.*no finite number"):
+        open_model(own_k3).load_layer(2)
+
+
 def test_a_missing_tensor(own_k3: Path) -> None:
     for path in (*own_k3.glob("model-00004*.safetensors"), own_k3 / "model.safetensors.index.json"):
         path.write_bytes(path.read_bytes().replace(b"3.self_attn.kv_a_layernorm", b"3.self_attn.kv_a_layernomm"))
@@ -57,6 +71,12 @@ def test_a_missing_tensor(own_k3: Path) -> None:
         ({"attn_res_block_size": 0}, "attn_res_block_size"),
         ({"num_attention_heads": "2"}, "num_attention_heads"),
         ({"num_hidden_layers": 5}, "kda_layers"),
+        ({"num_hidden_layers": 1 << 24}, "kda_layers"),
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"activation_situ_beta": 0}, "activation_situ_beta"),
+        ({"routed_scaling_factor": 1e300}, "routed_scaling_factor"),
+        ({"attn_res_block_size": [[]] * 10_000}, r"^.{0,300}$"),
         ({"hidden_act": "silu"}, "hidden_act"),
         ({"mla_use_nope": False}, "mla_use_nope"),
         ({"num_expert_group": 2}, "num_expert_group"),
@@ -95,7 +115,7 @@ def test_scales_multiply_whether_stored_so_or_inverted(tmp_path: Path, layout: t
     }
     save_file(tensors, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(tmp_path)
-    with opened(checkpoint) as read:
+    with opened(checkpoint.opener) as read:
         matrix = Stored(checkpoint, recognise(checkpoint.tensors), torch.device("cpu"), torch.float32, read).linear(
             "m", 2, 32
         )

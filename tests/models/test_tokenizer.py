@@ -139,6 +139,7 @@ def test_a_truncated_rank_file_contradicts_the_config(tmp_path: Path) -> None:
         '{"added_tokens_decoder": {"300": {"content": 7}}}',
         '{"added_tokens_decoder": {"300": {"content": ""}}}',
         '{"added_tokens_decoder": {"300": {"content": "\\u001b[2J"}}}',
+        json.dumps({"added_tokens_decoder": {"300": {"content": "((" * 500_000}}}),
         '{"added_tokens_decoder": {"300": {"content": "<|same|>"}, "301": {"content": "<|same|>"}}}',
     ],
 )
@@ -147,6 +148,11 @@ def test_a_bad_config_is_an_input_error(tmp_path: Path, config: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(InputError):
         open_tokenizer(tmp_path)
+
+
+def test_a_token_longer_than_any_model_learns_is_refused() -> None:
+    with pytest.raises(InputError, match="100,000 bytes"):
+        K3Tokenizer({**ranks(), b"x" * 100_000: len(ranks())}, {})
 
 
 def test_files_beyond_the_limit_are_not_read(tmp_path: Path) -> None:

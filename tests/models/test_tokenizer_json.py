@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,3 +74,43 @@ def test_files(tmp_path: Path) -> None:
         file.truncate(1 << 40)  # sparse
     with pytest.raises(InputError, match="more than"):
         load_tokenizer_json(LocalOpener(tmp_path), "x")
+
+
+def _split(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"model": {"merges": ["z z"]}}, "is no tokenizer"),  # the package panics
+        ({"model": {"unk_token": "<unk>"}}, "cannot encode"),
+        ({"pre_tokenizer": _split("(a|a)*$")}, "cannot encode"),  # another panic, of its regular expressions
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 1000}}, "1,000 times longer"),
+        ({"decoder": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 1000}}, "1,000 times longer"),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}] * 3,
+                }
+            },
+            "1,000 times longer",
+        ),
+    ],
+)
+def test_a_hostile_file_is_an_input_error(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    whole = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "z": 1}, [])).to_str())
+    model = whole["model"] | change.pop("model", {})
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, **change, "model": model}))
+    with pytest.raises(InputError, match=problem):
+        load_tokenizer_json(LocalOpener(tmp_path), "x").encode("a" * 40 + "b")
+
+
+def test_settings_of_batches_neither_cut_nor_pad_a_text(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer.from_str(TOKENIZER._backend.to_str())
+    backend.enable_truncation(3)
+    backend.enable_padding(length=40)
+    (tmp_path / "tokenizer.json").write_text(backend.to_str())
+    text = "longer than three"
+    assert load_tokenizer_json(LocalOpener(tmp_path), "x").encode(text) == TOKENIZER.encode(text)

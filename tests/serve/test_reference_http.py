@@ -94,7 +94,7 @@ def test_a_client_that_leaves_ends_its_generation(slow: Running, stream: bool) -
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1400, "stream": stream}).encode()
     host, port = slow.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         time.sleep(0.2)
         assert slow.load() == (1, 0)
@@ -149,3 +149,91 @@ def test_closing_ends_what_is_running() -> None:
 def test_ids_outside_the_vocabulary(server: Running) -> None:
     answer = server.http.post("/v1/completions", json={"model": "tiny", "prompt": [VOCABULARY]})
     assert (answer.status_code, "vocabulary" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "start", "item"),
+    [
+        ("/v1/completions", b'{"model": "tiny", "prompt": [', b"-1,"),
+        ("/v1/chat/completions", b'{"model": "tiny", "messages": [', b"1,"),
+        ("/v1/chat/completions", b'{"model": "tiny", "messages": [{"role": "user"}], "tools": [', b"1,"),
+    ],
+)
+def test_a_million_faults_are_told_by_the_first(server: Running, path: str, start: bytes, item: bytes) -> None:
+    began = time.monotonic()
+    answer = server.http.post(path, content=start + item * 300_000 + b"1]}")
+    assert answer.status_code == 400
+    assert time.monotonic() - began < 5  # a report of each takes half a minute and gigabytes
+
+
+def test_messages_beyond_the_context_are_not_rendered(server: Running) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "ab " * 1000}] * 5000}
+    began = time.monotonic()
+    answer = server.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert time.monotonic() - began < 5
+
+
+def test_a_long_prompt_does_not_hold_up_the_others(server: Running) -> None:
+    with ThreadPoolExecutor() as pool:
+        long = pool.submit(server.http.post, "/tokenize", json={"prompt": "word and " * 200_000})
+        time.sleep(0.2)
+        waits: list[float] = []
+        while not long.done():
+            began = time.monotonic()
+            server.http.get("/health")
+            waits.append(time.monotonic() - began)
+        assert long.result().json()["count"] > 200_000
+    assert len(waits) > 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": True},
+        {"temperature": "1"},
+        {"top_p": "1"},
+        {"messages": [{"role": "user", "name": ["a"]}]},
+        {"messages": [{"role": "tool", "tool": 7}]},
+        {"response_format": {"type": "json_schema"}},
+        {"model": "x" * 100_000},
+        {"messages": [{"role": "x" * 100_000}]},
+        {"reasoning_effort": "x" * 100_000},
+    ],
+)
+def test_a_field_of_another_type_is_refused_in_few_words(server: Running, body: dict[str, Any]) -> None:
+    answer = server.http.post(
+        "/v1/chat/completions", json={"model": "tiny", "messages": [{"role": "user", "content": "a"}], **body}
+    )
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 500
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("localhost:1", 200),
+        ("LOCALHOST", 200),
+        ("rebound.example", 403),
+        ("localhost.example:8000", 403),
+        ("127.0.0.1.example", 403),
+        ("", 403),
+    ],
+)
+def test_a_page_of_another_name_gets_nothing(server: Running, host: str, status: int) -> None:
+    answer = server.http.get("/v1/models", headers={"host": host})
+    assert answer.status_code == status
+    assert ("error" in answer.json()) == (status == 403)
+
+
+def test_whoever_leaves_within_a_body_leaves_no_traceback(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    port = int(server.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+    time.sleep(0.3)
+    assert server.http.get("/health").status_code == 200
+    assert "Traceback" not in caplog.text
+    assert "Exception" not in caplog.text

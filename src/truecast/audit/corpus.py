@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -68,10 +70,33 @@ def read_corpus(path: Path, vocab: int, limit: int | None = None) -> Corpus:
     model's ``vocab``.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may never end, or never begin
+            raise InputError("is no regular file", where=str(path), fix="make a corpus with `truecast corpus`")
         with path.open("rb") as file:
             return _read(file, path, vocab, limit)
     except OSError as error:
         raise InputError(f"cannot open: {error.strerror}", where=str(path)) from None
+
+
+def check_counted_once(corpus: Corpus) -> None:
+    """Documents are taken for independent draws; the same tokens twice would make every interval too short.
+
+    Raises: InputError where positions that are scored in one document are scored in another, after the same tokens.
+    """
+    texts = [(document.tokens.astype(">i4").tobytes(), document) for document in corpus.documents]
+    open_ones: list[tuple[bytes, Document]] = []
+    for text, document in sorted(texts, key=lambda pair: pair[0]):  # after a text come those that begin with it
+        while open_ones and not text.startswith(open_ones[-1][0]):
+            open_ones.pop()
+        for _, shorter in open_ones:
+            if document.scored_from < len(shorter.tokens) - 1:
+                raise InputError(
+                    f"documents {shorter.id!r} and {document.id!r} hold the same tokens from the first on:"
+                    " positions would count twice",
+                    where=corpus.location,
+                    fix="remove one of them",
+                )
+        open_ones.append((text, document))
 
 
 def _read(file: BinaryIO, path: Path, vocab: int, limit: int | None) -> Corpus:
@@ -89,7 +114,7 @@ def _read(file: BinaryIO, path: Path, vocab: int, limit: int | None) -> Corpus:
             continue  # still hashed
         document = _document(_object(line, f"{path}, line {number}"), f"{path}, line {number}", vocab)
         if document.id in ids:
-            raise InputError(f"a second document has the id {document.id!r}", where=f"{path}, line {number}")
+            raise InputError(f"a second document has the id {short(document.id)}", where=f"{path}, line {number}")
         ids.add(document.id)
         documents.append(document)
     if not documents:
@@ -143,7 +168,7 @@ def _document(value: dict[str, Any], where: str, vocab: int) -> Document:
     name = value.get("id")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS:
         raise InputError(f'"id" is no text of 1 to {MAX_ID_CHARACTERS} characters', where=where)
-    where = f"document {name!r} in {where}"
+    where = f"document {short(name)} in {where}"
     tokens = value.get("tokens")
     if not isinstance(tokens, list):
         raise InputError('"tokens" is no list', where=where)
@@ -155,7 +180,7 @@ def _document(value: dict[str, Any], where: str, vocab: int) -> Document:
             raise InputError(f"the token at position {position} is no whole number", where=where)
         if not 0 <= token < vocab:
             raise InputError(
-                f"token id {token} at position {position} is outside the vocabulary of {vocab:,}",
+                f"token id {short(token)} at position {position} is outside the vocabulary of {vocab:,}",
                 where=where,
                 fix="make the corpus with this model's tokenizer",
             )

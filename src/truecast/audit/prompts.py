@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
+from truecast.audit.corpus import MAX_ID_CHARACTERS
 from truecast.errors import InputError
 from truecast.models.kimi_k3.chat import DEFAULT_EFFORT, render
 from truecast.models.kimi_k3.tokenizer import K3Tokenizer
@@ -32,6 +35,8 @@ def read_prompts(path: Path, tokenizer: Tokenizer, vocab: int, limit: int | None
     ``tokens`` or ``text``, and perhaps an ``id``. Raises: InputError naming the line.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError("is no regular file", where=str(path), fix="write the prompts to a file")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(f"is larger than {MAX_FILE_BYTES} bytes", where=str(path))
         raw = path.read_bytes()
@@ -47,8 +52,10 @@ def read_prompts(path: Path, tokenizer: Tokenizer, vocab: int, limit: int | None
         where = f"{path}, line {number}"
         entry = _object(line, where)
         name = entry.get("id", f"line-{number}")
-        if not isinstance(name, str) or not name or name in names:
-            raise InputError(f"the id {name!r} is no text, or stands twice", where=where)
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS or name in names:
+            raise InputError(
+                f"the id {short(name)} is no text of 1 to {MAX_ID_CHARACTERS} characters, or stands twice", where=where
+            )
         names.add(name)
         try:
             tokens = _tokens(entry, tokenizer)

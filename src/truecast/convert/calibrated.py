@@ -35,6 +35,12 @@ def open_for(source: Checkpoint, path: Path, cast: Sequence[Matrix], layout: Lay
             where=str(path),
             fix="calibrate on this checkpoint",
         )
+    if found.weights != source.weights_sha256():
+        raise InputError(
+            "was made on other weights of the same names and shapes",
+            where=str(path),
+            fix="calibrate on this checkpoint",
+        )
     for matrix in cast:
         if layout.DIALECT == "sglang":
             found.input_scale(matrix.name)

@@ -33,10 +33,12 @@ def build_manifest(
     records: Iterable[Mapping[str, Any]],
     code: Mapping[str, CodeChange],
     notes: Sequence[str],
+    calibrated_on: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Assemble the manifest; ``files`` maps name to bytes and sha256, ``records`` are those of the shards.
 
     ``code``: files of modelling code that were changed; ``notes``: what a reader has to know besides the plan's notes.
+    ``calibrated_on``: hashes of the documents that the source was calibrated on.
     """
     facts = summary(plan)
     records = sorted(records, key=lambda r: str(r["file"]))
@@ -53,6 +55,7 @@ def build_manifest(
             "bytes": facts["source_bytes"],
             "name": plan.source.config.get("_name_or_path") or plan.source.config.get("model_type"),
             "card": read_source_card(plan.source),
+            **({"calibrated_on": earlier} if (earlier := sorted(calibrated_on)) else {}),
         },
         "target": {
             "layout": plan.layout.NAME,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Any
 
 import torch
@@ -21,13 +22,14 @@ def frequencies(text: Settings, width: int) -> Tensor:
     """
     name = "rope_parameters" if isinstance(text.document.get("rope_parameters"), Mapping) else "rope_scaling"
     scaling = text.block(name) if text.document.get(name) is not None else Settings({}, text.where)
-    theta = scaling.number("rope_theta", None) or text.number("rope_theta", 10000.0) or 10000.0
+    holder = scaling if scaling.document.get("rope_theta") is not None else text
+    theta = 10000.0 if holder.document.get("rope_theta") is None else holder.positive("rope_theta")
     plain = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     kind: Any = scaling.document.get("rope_type", scaling.document.get("type", "default"))
     if kind == "default":
         return plain
     if kind != "llama3":
-        raise text.error(name, f"is of type {kind!r}; the reference model knows plain RoPE and llama3")
+        raise text.error(name, f"is of type {short(kind)}; the reference model knows plain RoPE and llama3")
     return _llama3(plain, scaling)
 
 
@@ -36,7 +38,9 @@ def _llama3(plain: Tensor, scaling: Settings) -> Tensor:
 
     Source: meta-llama/llama-models, models/llama3/model.py (``apply_scaling``).
     """
-    factor, low, high = (scaling.needed(n) for n in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (scaling.positive(n) for n in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not high > low:
+        raise scaling.error("high_freq_factor", f"is {high}, not above low_freq_factor, {low}")
     turns = scaling.natural("original_max_position_embeddings") * plain / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0, 1)
     return share * plain + (1 - share) * plain / factor

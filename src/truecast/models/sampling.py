@@ -46,7 +46,8 @@ class Sampler:
         values = _numbers(logits)
         if self.temperature == 0:
             return int(values.argmax())
-        shares = np.exp(log_softmax(values / self.temperature))
+        with np.errstate(over="ignore"):  # near temperature 0 all but the largest go to minus infinity
+            shares = np.exp(log_softmax((values - values.max()) / self.temperature))
         draw = self._random.random()
         if self.top_p >= 1:
             return _at(shares, draw)

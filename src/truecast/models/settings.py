@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any
 
 from truecast.errors import InputError
 
-MAX = 1 << 40
-"""No dimension is larger."""
+MAX = 1 << 24
+"""No dimension is larger: what is computed from one alone, before any tensor is looked at, stays small."""
+
+MAX_FACTOR = 3e38
+"""No number is larger in magnitude: activations are float32 or narrower."""
 
 _NEEDED = object()
 
@@ -37,7 +40,7 @@ class Settings:
         """A whole number of at least ``least``."""
         value = self._get(name, default)
         if type(value) is not int or not least <= value <= MAX:
-            raise self.error(name, f"is {value!r}; a whole number of at least {least} is needed")
+            raise self.error(name, f"is {short(value)}; a whole number from {least} to {MAX} is needed")
         return value
 
     def naturals(self, name: str) -> list[int]:
@@ -52,8 +55,8 @@ class Settings:
         value = self._get(name, default)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.error(name, f"is {value!r}; a number is needed")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_FACTOR:
+            raise self.error(name, f"is {short(value)}; a number is needed, and one that float32 can hold")
         return float(value)
 
     def needed(self, name: str) -> float:
@@ -63,11 +66,18 @@ class Settings:
             raise self.error(name, "is missing")
         return value
 
+    def positive(self, name: str) -> float:
+        """A number above zero that must be there."""
+        value = self.needed(name)
+        if not value > 0:
+            raise self.error(name, f"is {value}; a number above zero is needed")
+        return value
+
     def flag(self, name: str, default: object = _NEEDED) -> bool:
         """True or false."""
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise self.error(name, f"is {value!r}; true or false is needed")
+            raise self.error(name, f"is {short(value)}; true or false is needed")
         return value
 
     def require(self, name: str, only: object, *, absent_is_fine: bool = False) -> None:
@@ -75,7 +85,7 @@ class Settings:
         value = self.document.get(name)
         if (value is None and absent_is_fine) or (value == only and type(value) is type(only)):
             return
-        raise self.error(name, f"is {value!r}; the reference model computes {only!r} only")
+        raise self.error(name, f"is {short(value)}; the reference model computes {only!r} only")
 
     def _get(self, name: str, default: object) -> Any:
         value = self.document.get(name)

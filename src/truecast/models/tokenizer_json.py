@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from truecast.checkpoint.files import Opener
@@ -10,6 +13,8 @@ from truecast.errors import InputError
 
 TOKENIZER_JSON = "tokenizer.json"
 MAX_BYTES = 64 << 20
+MAX_GROWTH = 64
+"""How many times longer the replacements of a tokenizer may make a text."""
 _UNFINISHED = "\ufffd"
 
 
@@ -17,13 +22,16 @@ class JsonTokenizer:
     """Text to ids and back. The spelling of a special token in a text is that token, as this package has it."""
 
     def __init__(self, backend: Any) -> None:
+        backend.no_truncation()  # settings for training and batches, which would cut a text, or pad it
+        backend.no_padding()
         self._backend = backend
         self.vocab = int(backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, none added. Half a surrogate pair becomes U+FFFD."""
+        """Ids of a text, none added. Half a surrogate pair becomes U+FFFD. Raises: InputError where the package fails."""
         sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return list(self._backend.encode(sound, add_special_tokens=False).ids)
+        with _explained(TOKENIZER_JSON, "cannot encode this text"):
+            return list(self._backend.encode(sound, add_special_tokens=False).ids)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of ids, specials spelled out; an id that the vocabulary lacks is U+FFFD."""
@@ -44,7 +52,13 @@ class JsonTokenizer:
         return JsonStream(self)
 
     def _text(self, tokens: list[int]) -> str:
-        return str(self._backend.decode(tokens, skip_special_tokens=False)) if tokens else ""
+        if not tokens:
+            return ""
+        try:
+            with _explained(TOKENIZER_JSON, "cannot decode"):
+                return str(self._backend.decode(tokens, skip_special_tokens=False))
+        except InputError:
+            return _UNFINISHED
 
 
 class JsonStream:
@@ -86,7 +100,50 @@ def load_tokenizer_json(opener: Opener, location: str) -> JsonTokenizer:
         raw = bytes(file.read(0, file.size))
     finally:
         file.close()
-    try:
+    _check_growth(raw, where)
+    with _explained(where, "is no tokenizer"):
         return JsonTokenizer(tokenizers.Tokenizer.from_buffer(raw))
-    except Exception as error:  # the package raises plain Exception (ValueError in some versions)
-        raise InputError(f"is no tokenizer: {error}", where=where, fix="download it again") from None
+
+
+@contextmanager
+def _explained(where: str, problem: str) -> Iterator[None]:
+    """Turns what the package raises into an InputError; a panic of its Rust code is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"{problem}: {error}", where=where, fix="download it again") from None
+
+
+def _check_growth(raw: bytes, where: str) -> None:
+    """Raises: InputError where replacements, one after another, make a text so long that memory ends.
+
+    The package ends the process then: nothing could be told.
+    """
+    try:
+        document = json.loads(raw)
+        steps = [document.get(part) for part in ("normalizer", "decoder")] if isinstance(document, dict) else []
+        growth = math.prod(map(_growth, _steps(steps)))
+    except (ValueError, RecursionError):
+        raise InputError("is no tokenizer: it is no JSON", where=where, fix="download it again") from None
+    if growth > MAX_GROWTH:
+        raise InputError(
+            f"its replacements may make a text {growth:,} times longer", where=where, fix="do not trust this checkpoint"
+        )
+
+
+def _steps(block: Any) -> Iterator[dict[str, Any]]:
+    """The objects of normalizer and decoder, nested ones after what they stand in."""
+    if isinstance(block, dict):
+        yield block
+        block = list(block.values())
+    if isinstance(block, list):
+        for inner in block:
+            yield from _steps(inner)
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """By how much one replacement lengthens a text; a pattern that matches between characters adds to each of them."""
+    content = step.get("content")
+    return max(1, len(content)) if isinstance(content, str) else 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from reprlib import repr as short
 from typing import Any
 
 from truecast.errors import InputError
@@ -62,7 +63,7 @@ def render(
     Raises: InputError for a message, part, effort or choice that the format does not have.
     """
     if effort is not None and effort not in EFFORTS:
-        raise InputError(f"thinking effort {effort!r} is none of {', '.join(EFFORTS)}")
+        raise InputError(f"thinking effort {short(effort)} is none of {', '.join(EFFORTS)}")
     writer = _Writer(tokenizer)
     if tools:
         writer.system("tool-declare", _TOOLS.format(_compact(tools)))
@@ -72,7 +73,7 @@ def render(
     if tool_choice in _CHOICE:
         writer.system("tool-choice", _CHOICE[tool_choice])
     elif tool_choice not in (None, "auto"):
-        raise InputError(f"tool_choice {tool_choice!r} is none of auto, none, required")
+        raise InputError(f"tool_choice {short(tool_choice)} is none of auto, none, required")
     if response_format is not None:
         _response_format(writer, response_format)
     if add_generation_prompt:
@@ -129,6 +130,9 @@ def _conversation(writer: _Writer, messages: Sequence[Mapping[str, Any]], thinki
     results = 0
     for number, message in enumerate(messages):
         where, role = f"messages[{number}]", message.get("role")
+        for key in ("name", "tool"):
+            if not isinstance(message.get(key), str | None):
+                raise InputError(f"{key} is no text", where=where)
         named = [("role", role)] + ([("name", message["name"])] if message.get("name") else [])
         if role == "assistant":
             calls, results = message.get("tool_calls") or (), 0
@@ -149,7 +153,7 @@ def _conversation(writer: _Writer, messages: Sequence[Mapping[str, Any]], thinki
         elif role in ("user", "system"):
             writer.message(_parts(message.get("content"), where), named)
         else:
-            raise InputError(f"role {role!r} is none of system, user, assistant, tool", where=where)
+            raise InputError(f"role {short(role)} is none of system, user, assistant, tool", where=where)
 
 
 def _assistant(writer: _Writer, message: Mapping[str, Any], thinking: bool, where: str) -> None:
@@ -238,11 +242,12 @@ def _response_format(writer: _Writer, wanted: Mapping[str, Any]) -> None:
         writer.system("response-format", _RAW_JSON.format(kind))
     elif kind == "json_schema":
         schema = wanted.get("json_schema")
-        if isinstance(schema, Mapping):
-            schema = schema.get("schema", schema)
+        if not isinstance(schema, Mapping):
+            raise InputError("response_format json_schema has no object json_schema")
+        schema = schema.get("schema", schema)
         writer.system("response-format", _RAW_JSON.format(kind) + _SCHEMA.format(_compact(schema)))
     elif kind not in (None, "text"):
-        raise InputError(f"response_format {kind!r} is none of text, json_object, json_schema")
+        raise InputError(f"response_format {short(kind)} is none of text, json_object, json_schema")
 
 
 def _compact(value: Any) -> str:

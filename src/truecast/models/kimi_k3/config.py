@@ -62,7 +62,7 @@ def read_config(document: Mapping[str, Any], where: str) -> K3Config:
     _check_kind(text, linear)
     layers = text.natural("num_hidden_layers")
     kda, mla = linear.naturals("kda_layers"), linear.naturals("full_attn_layers")
-    if sorted([*kda, *mla]) != list(range(1, layers + 1)):
+    if len(kda) + len(mla) != layers or sorted([*kda, *mla]) != list(range(1, layers + 1)):
         raise linear.error("kda_layers", f"and full_attn_layers do not name each of the layers 1 to {layers} once")
     heads = text.natural("num_attention_heads")
     if (shared := text.natural("num_key_value_heads", heads)) != heads:
@@ -91,10 +91,10 @@ def read_config(document: Mapping[str, Any], where: str) -> K3Config:
         expert_width=text.natural("moe_intermediate_size"),
         latent=text.natural("routed_expert_hidden_size"),
         renormalize=text.flag("moe_renormalize"),
-        routed_scaling_factor=text.needed("routed_scaling_factor"),
-        situ_beta=text.needed("activation_situ_beta"),
-        situ_linear_beta=text.needed("activation_situ_linear_beta"),
-        eps=text.needed("rms_norm_eps"),
+        routed_scaling_factor=text.positive("routed_scaling_factor"),
+        situ_beta=text.positive("activation_situ_beta"),
+        situ_linear_beta=text.positive("activation_situ_linear_beta"),
+        eps=text.positive("rms_norm_eps"),
         tied=text.flag("tie_word_embeddings", False),
     )
     if config.experts_per_token > config.experts:

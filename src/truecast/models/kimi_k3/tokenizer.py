@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import LocalOpener, Opener
+from truecast.checkpoint.files import LocalOpener, Opener, read_whole
 from truecast.errors import InputError
 
 RANKS_FILE = "tiktoken.model"
@@ -27,6 +27,8 @@ SPECIAL_SLOTS = 256
 MAX_RANKS_BYTES = 64 << 20
 MAX_CONFIG_BYTES = 4 << 20
 MAX_RANKS = 1 << 21
+MAX_TOKEN_BYTES = 4096
+"""Of one token, special or not: nothing that a model learned is longer."""
 CHUNK_CHARS = 400_000
 """Text is cut here before it is split into words: what the published tokenizer does, so ids near a cut agree."""
 RUN_CHARS = 25_000
@@ -82,9 +84,18 @@ class K3Tokenizer:
         """Spelling -> id of all 256 slots."""
         if len(self.specials) != SPECIAL_SLOTS or "" in self.specials:
             raise InputError("gives two special tokens one name, or one an empty name", where=where)
-        self._encoding = tiktoken.Encoding(
-            RANKS_FILE, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens=self.specials
-        )
+        if longest := next((t for t in (*ranks, *map(str.encode, spelled)) if len(t) > MAX_TOKEN_BYTES), None):
+            raise InputError(
+                f"has a token of {len(longest):,} bytes; {MAX_TOKEN_BYTES:,} are the most",
+                where=where,
+                fix="do not trust this checkpoint",
+            )
+        try:
+            self._encoding = tiktoken.Encoding(
+                RANKS_FILE, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens=self.specials
+            )
+        except ValueError as error:
+            raise InputError(f"makes no tokenizer: {error}", where=where, fix="download it again") from None
 
     def special(self, spelling: str) -> int:
         """Id of a special token. Raises: InputError if this vocabulary names none so."""
@@ -143,8 +154,8 @@ def open_tokenizer(folder: str | Path) -> K3Tokenizer:
 def load_tokenizer(opener: Opener, location: str) -> K3Tokenizer:
     """The tokenizer from ``tiktoken.model`` and ``tokenizer_config.json`` behind ``opener``. Raises: InputError."""
     ranks_at, config_at = f"{location}/{RANKS_FILE}", f"{location}/{CONFIG_FILE}"
-    ranks = parse_ranks(_read(opener, RANKS_FILE, ranks_at, MAX_RANKS_BYTES), ranks_at)
-    names = parse_names(_read(opener, CONFIG_FILE, config_at, MAX_CONFIG_BYTES), config_at)
+    ranks = parse_ranks(read_whole(opener(RANKS_FILE), ranks_at, MAX_RANKS_BYTES), ranks_at)
+    names = parse_names(read_whole(opener(CONFIG_FILE), config_at, MAX_CONFIG_BYTES), config_at)
     return K3Tokenizer(ranks, names, ranks_at)
 
 
@@ -185,16 +196,6 @@ def parse_names(raw: bytes, where: str) -> dict[int, str]:
         if not isinstance(name, str) or not name.isprintable():
             raise InputError("names a special token by what is no printable text", where=where)
     return names
-
-
-def _read(opener: Opener, name: str, where: str, limit: int) -> bytes:
-    file = opener(name)
-    try:
-        if file.size > limit:
-            raise InputError(f"{file.size} bytes are more than the {limit} that such a file may have", where=where)
-        return bytes(file.read(0, file.size))
-    finally:
-        file.close()
 
 
 def _check_ranks(ranks: Mapping[bytes, int], where: str) -> None:

@@ -10,32 +10,50 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from truecast import __version__
+from truecast.errors import InputError
 from truecast.serve.reference.chat import Chat, prompt_of
 from truecast.serve.reference.completions import Completion
 from truecast.serve.reference.errors import ApiError, from_validation
+from truecast.serve.reference.hosts import OwnHost
 from truecast.serve.reference.schema import ChatRequest, CompletionRequest
 from truecast.serve.reference.served import Served
 from truecast.serve.reference.wire import json_bytes
 
 MAX_BODY_BYTES = 64 << 20
+# long prompts are tokenized in a thread of their own: meanwhile the others are answered
 CLIENT_GONE = 499
 """Nobody reads this answer; it only stands in the log."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def build_app(served: Served) -> FastAPI:
-    """The application. It answers bad requests with OpenAI's error object, never with 500."""
+def build_app(served: Served, *, loopback: bool = True) -> FastAPI:
+    """The application. It answers bad requests with OpenAI's error object, never with 500.
+
+    With ``loopback`` it answers only to addresses and ``localhost`` (:class:`OwnHost`).
+    """
     app = FastAPI(
         title="truecast serve-reference", version=__version__, openapi_url=None, docs_url=None, redoc_url=None
     )
 
+    if loopback:
+        app.add_middleware(OwnHost)
+
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:
         return error.response()
+
+    @app.exception_handler(InputError)
+    async def input_error(_: Request, error: InputError) -> Response:
+        return ApiError(400, str(error)).response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -62,20 +80,21 @@ def build_app(served: Served) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         asked = await _body(request, ChatRequest)
-        return await _answer(request, Chat(served, asked), stream=bool(asked.stream))
+        return await _answer(request, await asyncio.to_thread(Chat, served, asked), stream=bool(asked.stream))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         asked = await _body(request, CompletionRequest)
-        return await _answer(request, Completion(served, asked), stream=bool(asked.stream))
+        return await _answer(request, await asyncio.to_thread(Completion, served, asked), stream=bool(asked.stream))
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         document = await _document(request)
         if "messages" in document:
-            tokens = prompt_of(served, _parsed({"model": served.names[0], **document}, ChatRequest))
+            asked = _parsed({"model": served.names[0], **document}, ChatRequest)
+            tokens = await asyncio.to_thread(prompt_of, served, asked)
         elif isinstance(document.get("prompt"), str):
-            tokens = served.tokenizer.encode(document["prompt"])
+            tokens = await asyncio.to_thread(served.tokenizer.encode, document["prompt"])
         else:
             raise ApiError(400, "neither messages nor prompt (text) are given")
         return _json({"count": len(tokens), "max_model_len": served.context, "tokens": tokens})

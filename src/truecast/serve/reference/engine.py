@@ -67,7 +67,7 @@ class Job:
         top: int = 0,
         echo: bool = False,
     ) -> None:
-        self.prompt = list(prompt)
+        self.prompt = prompt  # shared by the sequences of a request, not copied for each
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.stops = stops
@@ -115,7 +115,7 @@ class Job:
         return False
 
     def _prefill(self, session: Session) -> None:
-        part = self.prompt[self._read : self._read + PREFILL_TOKENS]
+        part = list(self.prompt[self._read : self._read + PREFILL_TOKENS])
         if not self.echo:
             self._logits = session.extend(part)
         else:

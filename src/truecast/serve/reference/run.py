@@ -20,6 +20,7 @@ from truecast.models.open import open_model
 from truecast.models.text import context_length, stop_ids, tokenizer_of
 from truecast.serve.reference.app import build_app
 from truecast.serve.reference.engine import Engine
+from truecast.serve.reference.hosts import is_loopback
 from truecast.serve.reference.served import Served
 
 _PORTS_FAULT = (errno.EADDRINUSE, errno.EACCES)
@@ -42,7 +43,11 @@ def serve(location: str, host: str, port: int, device: str, ready: Callable[[str
         raise
     address = f"[{host}]" if ":" in host else host
     config = uvicorn.Config(
-        build_app(served), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE_S
+        build_app(served, loopback=is_loopback(host)),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
     )
     server = uvicorn.Server(config)
     # outside the main thread uvicorn leaves signals alone: it would end the process by the signal it was sent

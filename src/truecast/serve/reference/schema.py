@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import repr as short
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
@@ -14,8 +15,10 @@ _NOT_HERE = ("frequency_penalty", "presence_penalty", "logit_bias", "suffix", "f
              "top_k", "min_p", "repetition_penalty", "guided_json", "structured_outputs")  # fmt: skip
 _AS_IF_ABSENT: dict[str, tuple[object, ...]] = {"top_k": (-1, 0), "repetition_penalty": (1, 1.0)}
 
+# lists end at their first fault: a report of each of a million would take minutes and gigabytes
 Token = Annotated[int, Field(strict=True, ge=0)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Count = Annotated[int, Field(strict=True, ge=1, le=1 << 31)]
 Text = Annotated[StrictStr, Field(min_length=1)]
 
@@ -33,10 +36,10 @@ class _Request(BaseModel):
 
     model: StrictStr
     n: Annotated[int, Field(strict=True, ge=1, le=MAX_CHOICES)] = 1
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     seed: StrictInt | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = None
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool | None = False
@@ -65,7 +68,12 @@ class _Request(BaseModel):
 class CompletionRequest(_Request):
     """``/v1/completions``. ``logprobs`` is how many alternatives to give with each token, 0 for none but itself."""
 
-    prompt: StrictStr | Tokens | Annotated[list[StrictStr] | list[Tokens], Field(min_length=1, max_length=MAX_CHOICES)]
+    prompt: (
+        StrictStr
+        | Tokens
+        | Annotated[list[StrictStr], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+    )
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=1 << 31)] | None = None
     echo: StrictBool | None = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_TOP)] | None = None
@@ -97,10 +105,10 @@ class NamedChoice(BaseModel):
 class ChatRequest(_Request):
     """``/v1/chat/completions``."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[Objects, Field(min_length=1, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     response_format: dict[str, Any] | None = None
     logprobs: StrictBool | None = False
@@ -111,7 +119,7 @@ class ChatRequest(_Request):
     @model_validator(mode="after")
     def _agree(self) -> ChatRequest:
         if self.reasoning_effort is not None and self.reasoning_effort not in EFFORTS:
-            raise ValueError(f"reasoning_effort {self.reasoning_effort!r} is none of {', '.join(EFFORTS)}")
+            raise ValueError(f"reasoning_effort {short(self.reasoning_effort)} is none of {', '.join(EFFORTS)}")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs goes with logprobs")
         for tool in self.tools or ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 
 from truecast.models.kimi_k3.tokenizer import K3Tokenizer
 from truecast.models.text import Tokenizer
@@ -35,7 +36,7 @@ class Served:
         if name not in self.names:
             raise ApiError(
                 404,
-                f"The model {name!r} does not exist; this server has {self.names[0]!r}",
+                f"The model {short(name)} does not exist; this server has {self.names[0]!r}",
                 param="model",
                 code="model_not_found",
             )
