@@ -47,7 +47,7 @@ SHAPE = K3Shape(
     vision_layers=1,
 )
 MEMORY = 600 * 10**6
-DOCUMENTS, TOKENS = 32, 48
+DOCUMENTS, TOKENS = 64, 96
 
 
 def fill(spec: Spec) -> Iterator[memoryview]:

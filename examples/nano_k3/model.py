@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -20,12 +21,10 @@ from examples.nano_k3.shape import config
 from examples.shaped.kimi_k3 import K3Shape, layer_specs, top_specs
 from truecast.models.experts import Experts
 from truecast.models.hidden import Hidden
-from truecast.models.kimi_k3.attn_res import AttnRes, mix
+from truecast.models.kimi_k3 import weights
+from truecast.models.kimi_k3.attn_res import mix
 from truecast.models.kimi_k3.config import K3Config, read_config
-from truecast.models.kimi_k3.kda import Kda
 from truecast.models.kimi_k3.layer import K3Layer
-from truecast.models.kimi_k3.mla import Mla
-from truecast.models.kimi_k3.moe import Mlp, Moe
 from truecast.models.linear import Dense
 from truecast.models.norm import rms_norm
 from truecast.models.rows import Rows
@@ -239,7 +238,8 @@ class Model:
         state = Hidden(_look_up(self._stored("model.embed_tokens.weight"), tokens))
         for index in range(self.config.layers):
             state = self._layer(index, live)(state, rows)
-        mixed = mix(state.stream, state.snapshots, self._mix("model.output_attn_res"), self.config.eps)
+        res = weights.attn_res(self.config, f"{TEXT}model.output_attn_res", _Parameters(self.stored))
+        mixed = mix(state.stream, state.snapshots, res, self.config.eps)
         return rms_norm(mixed, self._stored("model.norm.weight"), self.config.eps), self._stored("lm_head.weight")
 
     def logits(self, tokens: Tensor, rows: Rows, live: Tensor | None = None) -> Tensor:
@@ -250,70 +250,29 @@ class Model:
     def _stored(self, name: str) -> Tensor:
         return self.stored[TEXT + name]
 
-    def _linear(self, name: str) -> Dense:
-        return Dense(self._stored(f"{name}.weight"))
-
-    def _mix(self, name: str) -> AttnRes:
-        return AttnRes(self._stored(f"{name}_norm.weight"), self._stored(f"{name}_proj.weight"))
-
     def _layer(self, index: int, live: Tensor | None) -> K3Layer:
-        prefix = f"model.layers.{index}."
-        return K3Layer(
-            config=self.config,
-            index=index,
-            attention_res=self._mix(f"{prefix}self_attention_res") if index else None,
-            attention_norm=self._stored(f"{prefix}input_layernorm.weight"),
-            attention=(self._kda if self.config.is_kda(index) else self._mla)(f"{prefix}self_attn."),
-            mlp_res=self._mix(f"{prefix}mlp_res"),
-            mlp_norm=self._stored(f"{prefix}post_attention_layernorm.weight"),
-            feed_forward=self._mlp(f"{prefix}mlp.")
-            if self.config.is_dense(index)
-            else self._moe(f"{prefix}block_sparse_moe.", index, live),
-        )
+        def experts(config: K3Config, prefix: str, stored: weights.Weights) -> Experts:
+            made = StackedExperts(*(self.stored[prefix + w] for w in ("w1", "w2", "w3")), grouped=self.grouped)
+            made.load, made.live = self.load[index], live
+            return cast(Experts, made)
 
-    def _kda(self, prefix: str) -> Kda:
-        q, k, v = (self._stored(f"{prefix}{x}_conv1d.weight")[:, 0] for x in "qkv")
-        return Kda(
-            q=self._linear(f"{prefix}q_proj"),
-            k=self._linear(f"{prefix}k_proj"),
-            v=self._linear(f"{prefix}v_proj"),
-            gate=self._linear(f"{prefix}g_proj"),
-            decay_a=self._linear(f"{prefix}f_a_proj"),
-            decay_b=self._linear(f"{prefix}f_b_proj"),
-            beta=self._linear(f"{prefix}b_proj"),
-            out=self._linear(f"{prefix}o_proj"),
-            convolutions=(q, k, v),
-            a_log=self._stored(f"{prefix}A_log"),
-            dt_bias=self._stored(f"{prefix}dt_bias"),
-            out_norm=self._stored(f"{prefix}o_norm.weight"),
-        )
+        return weights.layer(self.config, index, f"{TEXT}model.", _Parameters(self.stored), experts)
 
-    def _mla(self, prefix: str) -> Mla:
-        return Mla(
-            q_a=self._linear(f"{prefix}q_a_proj"),
-            q_a_norm=self._stored(f"{prefix}q_a_layernorm.weight"),
-            q_b=self._linear(f"{prefix}q_b_proj"),
-            kv_a=self._linear(f"{prefix}kv_a_proj_with_mqa"),
-            kv_a_norm=self._stored(f"{prefix}kv_a_layernorm.weight"),
-            kv_b=self._linear(f"{prefix}kv_b_proj"),
-            gate=self._linear(f"{prefix}g_proj"),
-            out=self._linear(f"{prefix}o_proj"),
-        )
 
-    def _mlp(self, prefix: str) -> Mlp:
-        return Mlp(*(self._linear(f"{prefix}{name}_proj") for name in ("gate", "up", "down")))
+@dataclass(frozen=True)
+class _Parameters:
+    """See :class:`truecast.models.kimi_k3.weights.Weights`."""
 
-    def _moe(self, prefix: str, index: int, live: Tensor | None) -> Moe:
-        stacked = StackedExperts(
-            *(self._stored(f"{prefix}experts.{w}") for w in ("w1", "w2", "w3")), grouped=self.grouped
-        )
-        stacked.load, stacked.live = self.load[index], live
-        return Moe(
-            router=self._stored(f"{prefix}gate.weight"),
-            bias=self._stored(f"{prefix}gate.{BIAS}"),
-            down=self._linear(f"{prefix}routed_expert_down_proj"),
-            norm=self._stored(f"{prefix}routed_expert_norm.weight"),
-            up=self._linear(f"{prefix}routed_expert_up_proj"),
-            experts=cast(Experts, stacked),
-            shared=self._mlp(f"{prefix}shared_experts."),
-        )
+    stored: Parameters
+
+    def has(self, module: str) -> bool:
+        return f"{module}.weight" in self.stored
+
+    def tensor(self, name: str, *shapes: tuple[int, ...]) -> Tensor:
+        return self.stored[name]
+
+    def linear(self, module: str, rows: int, cols: int) -> Dense:
+        return Dense(self.tensor(f"{module}.weight"))
+
+    def where(self, name: str) -> str:
+        return name

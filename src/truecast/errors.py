@@ -10,27 +10,31 @@ from __future__ import annotations
 class TruecastError(Exception):
     """Base of every error that truecast raises on purpose.
 
-    ``where`` is the file and tensor (and row and block) concerned, ``fix`` what the user can do.
+    ``where`` is the file and tensor (and row and block) concerned, ``fix`` what the user can do. Where callers tell
+    faults apart, ``code`` says which one it is; where ``where`` is another file than the tensor's, ``tensor`` names it.
     """
 
     exit_code = 2
 
-    def __init__(self, problem: str, *, where: str = "", fix: str = "") -> None:
+    def __init__(self, problem: str, *, where: str = "", fix: str = "", code: str = "", tensor: str = "") -> None:
         self.problem = problem
         self.where = where
         self.fix = fix
-        super().__init__(problem, where, fix)  # all three in args, so that the error crosses process borders
+        self.code = code
+        self.tensor = tensor
+        super().__init__(problem, where, fix)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.problem}" if self.where else self.problem
         return f"{text}; {self.fix}" if self.fix else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.problem, self.where, self.fix))
+        """Errors cross the borders of processes with all that they say."""
+        return (_rebuild, (type(self), self.problem, self.where, self.fix, self.code, self.tensor))
 
 
-def _rebuild(kind: type[TruecastError], problem: str, where: str, fix: str) -> TruecastError:
-    return kind(problem, where=where, fix=fix)
+def _rebuild(kind: type[TruecastError], problem: str, where: str, fix: str, code: str, tensor: str) -> TruecastError:
+    return kind(problem, where=where, fix=fix, code=code, tensor=tensor)
 
 
 class UsageError(TruecastError):

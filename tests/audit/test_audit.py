@@ -170,8 +170,50 @@ def test_a_killed_audit_goes_on_and_ends_the_same(sides: tuple[Path, Path, Path]
     for path in (tmp_path / "whole" / "positions").iterdir():
         assert path.read_bytes() == (tmp_path / "killed" / "positions" / path.name).read_bytes()
     whole = json.loads((tmp_path / "whole" / "audit.json").read_text())
-    assert {**resumed, "seconds": 0, "read": 0} == {**whole, "seconds": 0, "read": 0}
-    assert resumed["read"]["bytes"] == whole["read"]["bytes"]
+    assert whole["read"]["compared_bytes"] > 0
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
+
+
+@pytest.mark.parametrize("step", [1, 3, 99])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_side_that_changes_while_it_is_read_is_told(
+    sides: tuple[Path, Path, Path], tmp_path: Path, side: int, step: int
+) -> None:
+    """Neither the run nor one that goes on from it may mix two sets of weights."""
+    shard, calls = sides[side] / "model.safetensors", []
+
+    def change(stage: str, done: int, total: int) -> None:
+        calls.append(stage)
+        if calls.count("layers") == step or (step == 99 and stage == "logits"):
+            os.utime(shard, ns=(1, 1))
+
+    with pytest.raises(RefusedError, match=r"model\.safetensors: changed while it was read"):
+        run(sides, tmp_path / "out", progress=change)
+    with pytest.raises(RefusedError, match=r"different (candidate|reference)"):
+        run(sides, tmp_path / "out")
+
+
+def test_a_side_that_changes_while_weights_are_compared(sides: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    def change(stage: str, done: int, total: int) -> None:
+        os.utime(sides[0] / "model.safetensors", ns=(1, 1))
+
+    with pytest.raises(RefusedError, match="changed while it was read"):
+        run((sides[0], sides[0], sides[2]), tmp_path / "out", progress=change)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_records_of_nobody_knows_which_audit(sides: tuple[Path, Path, Path], tmp_path: Path, finished: bool) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    if finished:
+        run(sides, tmp_path / "out")
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(sides, tmp_path / "out", progress=stop)
+    (tmp_path / "out" / ".audit" / "journal.json").unlink()
+    with pytest.raises(RefusedError, match=r"journal\.json: is damaged"):
+        run((sides[1], sides[0], sides[2]), tmp_path / "out")
 
 
 def test_a_finished_audit_is_not_run_again(sides: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -217,6 +259,34 @@ def test_an_edited_record_is_not_believed(sides: tuple[Path, Path, Path], tmp_pa
         run(sides, tmp_path / "out")
     (tmp_path / "out" / ".audit" / "journal.json").write_text("{}")
     with pytest.raises(RefusedError, match=r"journal\.json: is damaged"):
+        run(sides, tmp_path / "out")
+
+
+@pytest.mark.parametrize("harm", ["other bytes", "longer", "gone", "link"])
+def test_states_that_are_not_as_they_were_left(sides: tuple[Path, Path, Path], tmp_path: Path, harm: str) -> None:
+    """A copy of a folder at work, an edit, a disk that lost a file."""
+    calls = []
+
+    def stop(stage: str, done: int, total: int) -> None:
+        calls.append(stage)
+        if calls.count("layers") == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(sides, tmp_path / "out", progress=stop)
+    state = sorted((tmp_path / "out" / ".audit" / "states").glob("reference.block*"))[0]
+    whole = state.read_bytes()
+    match harm:
+        case "other bytes":
+            state.write_bytes(whole[::-1])
+        case "longer":
+            state.write_bytes(whole + whole)
+        case "gone":
+            state.unlink()
+        case "link":
+            state.rename(tmp_path / "elsewhere")
+            state.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RefusedError, match="is not as the audit left it"):
         run(sides, tmp_path / "out")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from truecast.audit import corpus
-from truecast.audit.corpus import read_corpus
+from truecast.audit.corpus import check_counted_once, read_corpus
 from truecast.errors import InputError
 
 HEADER: dict[str, Any] = {
@@ -98,3 +98,17 @@ def test_a_file_that_never_ends(tmp_path: Path, what: str) -> None:
         os.mkfifo(path)
     with pytest.raises(InputError, match="no regular file"):
         read_corpus(path, 8)
+
+
+@pytest.mark.parametrize("others", [[[1, 2, 3]], [[1, 2, 3, 4, 5]], [[0, 1], [1, 2, 3, 4], [2, 2]]])
+def test_no_position_counts_twice(tmp_path: Path, others: list[list[int]]) -> None:
+    lines = [{"id": f"o{i}", "tokens": tokens} for i, tokens in enumerate(others)]
+    found = read_corpus(write(tmp_path / "c", HEADER, *lines, DOCUMENT), 8)
+    with pytest.raises(InputError, match=r"'a' and 'o.'|'o.' and 'a'"):
+        check_counted_once(found)
+
+
+def test_turns_of_one_conversation_are_documents_of_their_own(tmp_path: Path) -> None:
+    """The second goes on where the first ends; the third shares the prompt only."""
+    lines = [DOCUMENT, {"id": "b", "tokens": [1, 2, 3, 4, 5], "scored_from": 2}, {"id": "c", "tokens": [1, 2, 7]}]
+    check_counted_once(read_corpus(write(tmp_path / "c", HEADER, *lines), 8))

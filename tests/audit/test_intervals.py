@@ -127,3 +127,10 @@ def test_documents_that_stand_out_lower_the_degrees_of_freedom() -> None:
     for x, more in ((calm, 1.0), (wild, 2.1)):
         figure = difference_figure(x, np.arange(50))
         assert np.diff(figure["interval"])[0] == pytest.approx(more * np.diff(figure["cr1"])[0], rel=0.12)
+
+
+@pytest.mark.parametrize("size", [1e-150, 1e-90, 1.0, 1e90, 1e150])
+def test_the_size_of_a_figure_is_no_matter(size: float) -> None:
+    values, doc = np.array([3.0, -1.0, 2.0, 7.0, 1.0]), np.arange(5)
+    low, high = signed_interval(by_document(values, doc))
+    assert signed_interval(by_document(values * size, doc)) == pytest.approx((low * size, high * size), rel=1e-9)

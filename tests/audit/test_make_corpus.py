@@ -268,3 +268,15 @@ def test_the_command(model: Path, prompts: Path, tmp_path: Path, cli: Callable[.
     outcome = cli(*common, "--out", tmp_path / "two.jsonl", "--url", f"{server.url}/v1/")
     assert (outcome.code, "2 documents" in outcome.out) == (0, True)
     assert cli(*common, "--out", tmp_path / "three.jsonl", "--temperature", "warm").code == 2
+
+
+def test_two_runs_do_not_write_one_corpus(model: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "docs.jsonl"
+
+    def second(done: int, total: int) -> None:
+        with pytest.raises(RefusedError, match="another run is writing it"):
+            make_corpus(str(model), prompts, out, max_tokens=3)
+
+    make_corpus(str(model), prompts, out, max_tokens=3, progress=second)
+    assert [d.id for d in read_corpus(out, VOCABULARY).documents] == ["chat", "line-3", "line-5"]
+    assert not out.with_name(f"{out.name}.partial").exists()

@@ -18,7 +18,7 @@ from truecast.errors import InputError
 A = simulated(20, mean_tokens=60)
 B = replace(A, kl=A.kl * 0.9)
 DOCUMENT = {
-    "reference": {"location": "here", "fingerprint": "f0"},
+    "reference": {"location": "here", "fingerprint": "f0", "weights": "w0"},
     "candidate": {"location": "a"},
     "corpus": {"location": "docs.jsonl", "sha256": "c0", "limit": None},
     "device": "cpu",
@@ -30,7 +30,8 @@ DOCUMENT = {
 def folder(path: Path, positions: Positions, **changes: Any) -> Path:
     path.mkdir()
     positions.save(path / "positions")
-    (path / "audit.json").write_text(json.dumps(DOCUMENT | changes))
+    document = DOCUMENT | {"kl": {"mean": float(positions.kl.mean())}} | changes
+    (path / "audit.json").write_text(json.dumps(document))
     return path
 
 
@@ -106,7 +107,7 @@ def test_nothing_to_compare() -> None:
 
 
 def test_two_folders(tmp_path: Path) -> None:
-    other = {"location": "elsewhere", "fingerprint": "f0"}  # a copy of the same reference
+    other = {"location": "elsewhere", "fingerprint": "f0", "weights": "w0"}  # a copy of the same reference
     one, two = folder(tmp_path / "a", A), folder(tmp_path / "b", B, candidate={"location": "b"}, reference=other)
     found = paired_folders(one, two)
     assert found["candidates"] == [{"location": "a"}, {"location": "b"}]
@@ -117,6 +118,9 @@ def test_two_folders(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"reference": {"fingerprint": "f1"}}, "reference: f0 against f1"),
+        ({"reference": {"fingerprint": "f0", "weights": "w1"}}, "reference's weights: w0 against w1"),
+        ({"kl": {"mean": 0.5}}, r"b/positions: are not those of audit\.json"),
+        ({"kl": None}, r"b/positions: are not those of audit\.json"),
         ({"corpus": {"sha256": "c1", "limit": None}}, "corpus: c0 against c1"),
         ({"corpus": {"sha256": "c0", "limit": 5}}, "limit of documents: None against 5"),
         ({"dtype": "bfloat16"}, "dtype: float32 against bfloat16"),

@@ -87,6 +87,11 @@ def test_first_choices_by_margin() -> None:
     assert 0 <= found["interval"][0] <= 0.5 <= found["interval"][1]
 
 
+def test_no_flip_seen_is_no_proof_of_none() -> None:
+    found = summary(some())["top1"]
+    assert (found["agreement"], found["flips"], found["interval"]) == (1.0, 0, None)
+
+
 def test_buckets_of_confidence() -> None:
     rows = summary(some(ref_top_prob=np.array([0.1, 0.5, 0.95, 1.0], np.float32)))["by_confidence"]
     found = [(r["from"], r["to"], r["tokens"], r["documents"], r["mean"]) for r in rows]

@@ -55,6 +55,7 @@ def test_an_exact_cast_takes_the_short_way(folder: Path, cli: Cli, tmp_path: Pat
 
 
 def test_an_exact_cast_computed_on_both_sides_costs_exactly_nothing(folder: Path, cli: Cli) -> None:
+    assert "error grows" not in audit(cli, folder, "nvfp4", "--force", "--floor-seeds", 0).out, "in no layer it does"
     document = audit(cli, folder, "nvfp4", "--force", "--json", "--quiet").json
     assert document["schema"] == "truecast.audit/1"
     assert (document["identical"], document["kl"]["mean"], document["reverse_kl"]["mean"]) == (False, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from truecast.audit import calibrate as calibrating
 from truecast.audit.memory import TILE_TOKENS
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert import Target, convert
+from truecast.errors import RefusedError
 from truecast.layouts.calibration import document_sha256, open_calibration
 from truecast.models import open_model
 from truecast.models.generate import logits
@@ -152,11 +154,38 @@ def test_calibrate_convert_verify_audit(rounding: str, folder: Path, cli: Cli, t
     assert "was calibrated on 1 of these 3 documents: 'another'" in refused.json["error"]
 
 
-def test_a_manifest_that_hides_its_documents(folder: Path, cli: Cli, tmp_path: Path) -> None:
+def test_documents_are_remembered_from_cast_to_cast(folder: Path, cli: Cli, tmp_path: Path) -> None:
+    """What a calibrated checkpoint is converted to was fitted to the same documents."""
+    file, source = tmp_path / "c.safetensors", folder / "k3"
+    assert calibrate(cli, folder, file).code == 0
+    convert(source, tmp_path / "1", Target("w4afp8", calibration=file), jobs=1)
+    convert(tmp_path / "1", tmp_path / "2", Target("w4afp8", dialect="compressed-tensors"), jobs=1)
+    convert(tmp_path / "2", tmp_path / "3", Target("bf16", allow_inexact=True), jobs=1)
+    for cast in ("2", "3"):
+        refused = cli("audit", source, tmp_path / cast, "--corpus", folder / "calibration.jsonl", "--device", "cpu")
+        assert refused.code == 2
+        assert "was calibrated on 3 of these 3 documents" in refused.err
+
+
+def test_a_checkpoint_that_changes_while_it_is_calibrated(folder: Path, tmp_path: Path) -> None:
+    source = k3_checkpoint.make(tmp_path / "k3")
+    corpus = write_corpus(tmp_path / "calibration.jsonl", source, *CALIBRATED)
+
+    def change(stage: str, done: int, total: int) -> None:
+        for shard in source.glob("*.safetensors"):
+            os.utime(shard, ns=(1, 1))
+
+    with pytest.raises(RefusedError, match="changed while it was read"):
+        calibrating.calibrate(str(source), corpus, tmp_path / "c", device="cpu", progress=change)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("told", [{"sha256": "00"}, {"document_sha256": []}, {"document_sha256": ["A" * 64]}])
+def test_a_manifest_that_hides_its_documents(folder: Path, cli: Cli, tmp_path: Path, told: dict[str, Any]) -> None:
     cast = tmp_path / "cast"
     convert(folder / "k3", cast, Target("w4afp8"), jobs=1)
     manifest = json.loads((cast / "truecast.json").read_text())
-    manifest["int4"]["calibration"] = {"sha256": "00"}
+    manifest["int4"]["calibration"] = told
     (cast / "truecast.json").write_text(json.dumps(manifest))
     refused = cli("audit", folder / "k3", cast, "--corpus", folder / "docs.jsonl", "--device", "cpu")
     assert refused.code == 2

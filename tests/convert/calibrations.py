@@ -28,6 +28,13 @@ def statistics(seed: int, *, hessian: bool = True, cols: int = COLS) -> InputSta
 def make(path: Path, source: Path, **changed: InputStatistics) -> Path:
     """A calibration of the three matrices of one expert; ``changed``: other statistics, by leaf."""
     found = {EXPERT + leaf: changed.get(leaf) or statistics(i) for i, leaf in enumerate(LEAVES)}
-    fingerprint = open_checkpoint(source).fingerprint()
-    write_calibration(path, found, source=fingerprint, documents={"a": document_sha256([1, 2])}, tokens=512)
+    checkpoint = open_checkpoint(source)
+    write_calibration(
+        path,
+        found,
+        source=checkpoint.fingerprint(),
+        weights=checkpoint.weights_sha256(),
+        documents={"a": document_sha256([1, 2])},
+        tokens=512,
+    )
     return path

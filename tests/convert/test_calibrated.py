@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,11 @@ def weights(source: Path, module: str) -> tuple[np.ndarray, np.ndarray]:
     return stored[f"{module}.weight_packed"], stored[f"{module}.weight_scale"]
 
 
+def load_notes(out: Path) -> list[str]:
+    notes: list[str] = json.loads((out / "truecast.json").read_bytes())["notes"]
+    return notes
+
+
 def test_without_hessians_it_gives_activation_scales_and_nothing_else(source: Path, tmp_path: Path) -> None:
     leaves = ("gate_proj", "up_proj", "down_proj")
     bare = {leaf: statistics(i, hessian=False) for i, leaf in enumerate(leaves)}
@@ -64,6 +70,8 @@ def test_without_hessians_it_gives_activation_scales_and_nothing_else(source: Pa
     same = [name for name in out if not name.endswith(".input_scale")]
     assert all((out[name] == plain[name]).all() for name in same)
     assert manifest["target"]["activation_scales"] == "calibrated"
+    assert any("saturate at 448" in note for note in load_notes(tmp_path / "plain"))
+    assert not any("1.0" in note for note in manifest["notes"]), "none is 1.0"
     taken = manifest["int4"]["calibration"]
     assert (taken["file"], taken["input_scales"], taken["hessians"], taken["tokens"]) == (calibration.name, 3, 0, 512)
     assert manifest["int4"]["rounding"] == "data-free" and manifest["int4"]["weights"] is None
@@ -198,6 +206,18 @@ def test_another_checkpoints_calibration(source: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="made on another checkpoint"):
         convert(source, tmp_path / "out", Target("w4afp8", calibration=path))
     assert not (tmp_path / "out").exists()
+
+
+def test_other_weights_of_the_same_shapes(tmp_path: Path) -> None:
+    """Two steps of one training have the same headers: their fingerprints are equal."""
+    source = one_file(tmp_path / "step", experts(32, COLS), {"model_type": "kimi_k3"})
+    path = make(tmp_path / "c.safetensors", source)
+    shard = next(source.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(InputError, match="made on other weights of the same names and shapes"):
+        convert(source, tmp_path / "out", Target("w4afp8", calibration=path))
 
 
 def test_no_hessian_at_all(source: Path, tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from examples.shaped import gpt_oss, kimi_k3
 from truecast.casts import fp8, int4
+from truecast.checkpoint.files import opened
 from truecast.checkpoint.source import Checkpoint, open_checkpoint
 from truecast.convert import Target, sample
-from truecast.convert.reading import Codes, SourceFiles, read_scale
+from truecast.convert.reading import Codes, read_scale
 from truecast.convert.sample import Estimate, Unit, draw, fp8_error, int4_error, ratio
 from truecast.convert.select import Selection, select
 from truecast.errors import InputError
@@ -45,7 +46,7 @@ def work(folder: Path) -> Selection:
 def everything(work: Selection) -> float:
     """Relative error over all matrices."""
     error = total = 0.0
-    with SourceFiles(work.source.opener).open() as read:
+    with opened(work.source.opener) as read:
         for matrix in work.cast:
             made = int4.quantize(Codes(matrix, read).packed(), read_scale(matrix, read))
             error, total = error + made.squared_error, total + made.squared_sum
@@ -95,7 +96,7 @@ def test_attention_in_fp8_is_measured_beside_it(work: Selection, monkeypatch: py
     assert found is not None and found.population == len(work.fp8) > 0
     error = total = 0.0
     for info in work.fp8:
-        with SourceFiles(work.source.opener).open() as read:
+        with opened(work.source.opener) as read:
             bits = np.frombuffer(read(info.file).read(info.start, info.end), dtype="<u2").reshape(info.shape)
         made = fp8.quantize(bits, fp8.BLOCK)
         error, total = error + made.squared_error, total + made.squared_sum

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.casts import reference
 from tests.checkpoint.making import Tensor, write_checkpoint
 from truecast.casts import mxfp4_to_nvfp4
-from truecast.checkpoint.files import ByteFile, Opener
+from truecast.checkpoint.files import ByteFile, Opener, opened
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert.parts import Cast
 from truecast.convert.plan import Plan, plan
 from truecast.convert.produce import Producer
-from truecast.convert.reading import Codes, SourceFiles
+from truecast.convert.reading import Codes
 from truecast.convert.scan import Scan, _choose, scan
 from truecast.convert.select import Target
 from truecast.errors import InputError, UsageError
@@ -371,7 +371,7 @@ def test_an_activation_scale_without_an_inverse_is_not_written(tmp_path: Path, v
     tensors["m.0.w1.input_scale"] = ("F32", [], np.float32(value).tobytes())
     work = planned(tmp_path / "in", tensors, dialect="compressed-tensors")
     (scale,) = [t for shard in work.shards for t in shard.tensors if t.role == "input_scale"]
-    with SourceFiles(work.source.opener).open() as read:
+    with opened(work.source.opener) as read:
         producer = Producer(read, {}, Cast("nvfp4", "compressed-tensors"))
         with pytest.raises(InputError, match=r"m\.0\.w1\.input_scale in"):
             list(producer.tensor(scale))

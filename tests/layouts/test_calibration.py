@@ -23,7 +23,8 @@ from truecast.layouts.calibration import (
 METADATA = {
     "schema": "truecast.calibration/1",
     "source": "f" * 64,
-    "documents": "{}",
+    "weights": "e" * 64,
+    "documents": json.dumps({"a": "0" * 64}),
     "tokens": "7",
     "never_routed": "[]",
 }
@@ -41,7 +42,7 @@ def test_round_trip(tmp_path: Path) -> None:
     }
     path = tmp_path / "c.safetensors"
     documents = {"a": document_sha256([1, 2]), "b": document_sha256([2, 1])}
-    sha256 = write_calibration(path, given, source="f" * 64, documents=documents, tokens=7)
+    sha256 = write_calibration(path, given, source="f" * 64, weights="e" * 64, documents=documents, tokens=7)
     found = open_calibration(path)
     assert (found.sha256, found.source, found.tokens, found.documents) == (sha256, "f" * 64, 7, documents)
     assert found.never_routed == {"m.1"}
@@ -64,6 +65,10 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"never_routed": "{}"}, "never_routed is no list"),
         ({"tokens": "many"}, "is no calibration"),
         ({"source": None}, "lacks 'source'"),
+        ({"weights": None}, "lacks 'weights'"),
+        ({"documents": "{}"}, "does not say by their sha256"),
+        ({"documents": json.dumps({"a": "0" * 64, "b": "F" * 64})}, "does not say by their sha256"),
+        ({"documents": json.dumps({"a": "0" * 63})}, "does not say by their sha256"),
     ],
 )
 def test_other_metadata(tmp_path: Path, changes: dict[str, str | None], told: str) -> None:
@@ -118,7 +123,7 @@ def test_the_header_of_all_of_kimi_k3_fits_the_format(tmp_path: Path) -> None:
     prefix = "language_model.model.layers.92.block_sparse_moe.experts."
     layer = {f"{prefix}{e}.{leaf}": one for e in range(896) for leaf in ("w1", "w3", "w2")}
     path = tmp_path / "c.safetensors"
-    write_calibration(path, layer, source="f" * 64, documents={}, tokens=5)
+    write_calibration(path, layer, source="f" * 64, weights="e" * 64, documents={"a": "0" * 64}, tokens=5)
     length = int.from_bytes(path.read_bytes()[:8], "little")
     longer_numbers = 12 * 2 * len(layer)
     assert 92 * (length + longer_numbers) < MAX_HEADER_BYTES

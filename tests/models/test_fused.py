@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,7 @@ def test_compiles_where_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "suits", lambda *tensors: True)
     calls: list[object] = []
 
-    def fake(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def fake(function: Callable[..., Tensor], options: object) -> Callable[..., Tensor]:
         calls.append(function)
         return lambda x: function(x) + 1
 
@@ -65,7 +66,7 @@ def test_compiles_where_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failing_to_compile_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "suits", lambda *tensors: True)
 
-    def broken(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def broken(function: Callable[..., Tensor], options: object) -> Callable[..., Tensor]:
         def fail(*args: object) -> Tensor:
             raise RuntimeError("no compiler here")
 
@@ -81,7 +82,7 @@ def test_failing_to_compile_is_one_warning(monkeypatch: pytest.MonkeyPatch, capl
 def test_failing_for_some_tensors_leaves_the_others_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "suits", lambda *tensors: True)
 
-    def picky(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def picky(function: Callable[..., Tensor], options: object) -> Callable[..., Tensor]:
         def call(x: Tensor) -> Tensor:
             if x.dtype == torch.float64:
                 raise RuntimeError("not these")
@@ -93,6 +94,33 @@ def test_failing_for_some_tensors_leaves_the_others_compiled(monkeypatch: pytest
     double = fused(lambda x: 2 * x)
     kinds = (torch.float32, torch.float64, torch.float32, torch.float64)
     assert [float(double(torch.tensor(3.0, dtype=kind))) for kind in kinds] == [7, 6, 7, 6]
+
+
+def test_the_same_arguments_run_the_same_code_whatever_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(module, "suits", lambda *tensors: True)
+    ran: list[int] = []
+    count = itertools.count()
+
+    def backend(graph: torch.fx.GraphModule, given: object) -> Callable[..., Any]:
+        number = next(count)
+
+        def run(*args: Any) -> Any:
+            ran.append(number)
+            return graph(*args)
+
+        return run
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, options: compile(function, backend=backend))
+    total = fused(lambda x: x.sum(-1))
+    sizes = [(5, 8), (7, 16), (9, 8), (7, 24), (5, 8), (6, 16), (1, 8), (3, 8), (1, 8)]
+    seen: dict[tuple[int, bool], set[int]] = {}
+    for rows, width in sizes:
+        x = torch.randn(rows, width)
+        assert torch.equal(total(x), x.sum(-1))
+        seen.setdefault((width, rows == 1), set()).add(ran[-1])
+    assert all(len(codes) == 1 for codes in seen.values()), seen
 
 
 def test_nothing_else_suits() -> None:

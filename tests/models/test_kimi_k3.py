@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from truecast.models.hidden import Hidden
 from truecast.models.kimi_k3 import kda, mla, moe
 from truecast.models.kimi_k3.attn_res import mix
 from truecast.models.kimi_k3.layer import K3Layer
+from truecast.models.linear import Linear
 from truecast.models.rows import Rows
-from truecast.models.taps import PLAIN
+from truecast.models.taps import PLAIN, Taps
 
 TOKENS = [int(t) for t in np.random.default_rng(0).integers(0, 320, 37)]
 TIGHT: dict[str, Any] = {"rtol": 0, "atol": 1e-10}
@@ -59,6 +61,32 @@ def test_mla(k3: Path, reference: Reference, size: float) -> None:
     """At a thousandth, the epsilon of the norms inside (1e-6, not rms_norm_eps) decides a third of the result."""
     layer, x = load(k3, 3), random(21, 64, size=size)
     close(mla.attention(x, layer.attention, layer.config, 3, Rows((21,)), PLAIN, None), reference.mla(3, x.numpy()))
+
+
+def test_padding_enters_no_matrix_of_mla(k3: Path) -> None:
+    """A calibration would take it for tokens, all zero."""
+
+    @dataclass(frozen=True)
+    class Counted:
+        inside: Linear
+        rows: list[int]
+
+        def __call__(self, x: Tensor, taps: Taps) -> Tensor:
+            self.rows.append(x.shape[0])
+            return self.inside(x, taps)
+
+        def weight(self) -> Tensor:
+            return self.inside.weight()
+
+        @property
+        def nbytes(self) -> int:
+            return self.inside.nbytes
+
+    layer, rows = load(k3, 3), Rows((3, 9, 6))
+    seen: dict[str, list[int]] = {name: [] for name in ("q_a", "q_b", "kv_a", "kv_b", "gate", "out")}
+    counted = {name: Counted(getattr(layer.attention, name), seen[name]) for name in seen}
+    mla.attention(random(18, 64), replace(layer.attention, **counted), layer.config, 3, rows, PLAIN, None)
+    assert {name: sum(counts) for name, counts in seen.items()} == dict.fromkeys(seen, 18)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3])

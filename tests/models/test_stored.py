@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.models.k3_checkpoint import edit_config, rewrite
-from truecast.checkpoint.files import ByteFile, Opener
+from truecast.checkpoint.files import ByteFile, Opener, opened
 from truecast.checkpoint.source import open_checkpoint
 from truecast.errors import InputError
 from truecast.layouts.recognise import recognise
 from truecast.models import open_model
 from truecast.models.packed import Packed
-from truecast.models.stored import Stored, opened
+from truecast.models.stored import Stored
 
 LAYER = "language_model.model.layers."
 
@@ -115,7 +115,7 @@ def test_scales_multiply_whether_stored_so_or_inverted(tmp_path: Path, layout: t
     }
     save_file(tensors, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(tmp_path)
-    with opened(checkpoint) as read:
+    with opened(checkpoint.opener) as read:
         matrix = Stored(checkpoint, recognise(checkpoint.tensors), torch.device("cpu"), torch.float32, read).linear(
             "m", 2, 32
         )

@@ -25,7 +25,16 @@ def test_three_digits(number: float, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("share", "words"),
-    [(0, "0%"), (1, "100%"), (0.0043, "0.430%"), (0.9642, "96.4%"), (0.99973, "99.973%"), (0.999999999, "99.9999999%")],
+    [
+        (0, "0%"),
+        (1, "100%"),
+        (0.0043, "0.430%"),
+        (0.9642, "96.4%"),
+        (0.99973, "99.973%"),
+        (0.999999999, "99.9999999%"),
+        (9e-10, "< 0.001%"),
+        (1.5e-5, "0.00150%"),
+    ],
 )
 def test_shares_near_all_keep_what_is_missing(share: float, words: str) -> None:
     assert percent(share) == words

@@ -53,7 +53,13 @@ def test_an_address_in_use(checkpoint: Path, cli: Callable[..., Outcome]) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         outcome = cli("serve-reference", checkpoint, "--port", taken.getsockname()[1])
     assert outcome.code == 2
-    assert "cannot listen" in outcome.err
+    assert "cannot listen: Address already in use; choose another --port\n" in outcome.err
+
+
+def test_a_host_that_is_not_here(checkpoint: Path, cli: Callable[..., Outcome]) -> None:
+    outcome = cli("serve-reference", checkpoint, "--host", "192.0.2.1")
+    assert outcome.code == 2
+    assert outcome.err.endswith("cannot listen: Cannot assign requested address; choose another --host\n")
 
 
 def test_no_checkpoint(tmp_path: Path, cli: Callable[..., Outcome]) -> None:

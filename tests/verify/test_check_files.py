@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 from checkmaking import Made, edit_index, moe
 
+import truecast
 from examples.shaped import kimi_k3
 from truecast.checkpoint.header import encode_header
 from truecast.convert import Target, convert
 from truecast.errors import InputError
 from truecast.verify.check import check
+from truecast.verify.check.files import header_finding
+from truecast.verify.check.findings import Collector
+from truecast.verify.check.rules import RULES
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 MODULE = "model.layers.1.mlp.experts.2.down_proj"
@@ -227,3 +233,18 @@ def test_folder_name_with_spaces(made, tmp_path):
     shutil.move(made.write(), odd)
     edit_index(odd, lambda index: index["weight_map"].pop("lm_head.weight"))
     assert check(odd).findings[0].place.file == SECOND
+
+
+def test_every_code_of_a_fault_is_a_rule():
+    package = Path(truecast.__file__).parent
+    files = [*(package / "checkpoint").glob("*.py"), *(package / "layouts").glob("*.py")]
+    codes = {code for path in files for code in re.findall(r'(?:code=|_RAGGED = )"([a-z-]+)"', path.read_text())}
+    assert {"shard-truncated", "columns-not-multiple"} < codes and codes <= RULES.keys()
+
+
+@pytest.mark.parametrize(("code", "rule"), [("index-wrong-shard", "index-wrong-shard"), ("", "header-invalid")])
+def test_the_code_of_a_fault_decides_not_its_words(code, rule):
+    collector = Collector()
+    header_finding(collector, "m", InputError("stands in b too", where="m/index.json", code=code, tensor="w"))
+    (finding,) = collector.findings()
+    assert (finding.id, finding.place.file, finding.place.tensor) == (rule, "index.json", "w")

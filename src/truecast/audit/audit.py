@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from truecast.audit.activations import Emulation, emulation
-from truecast.audit.corpus import read_corpus
+from truecast.audit.corpus import check_counted_once, read_corpus
 from truecast.audit.disjoint import check_disjoint
 from truecast.audit.document import head, identity, nothing_lost
 from truecast.audit.identical import identical
@@ -25,7 +25,7 @@ from truecast.audit.place import check_disk, device_of, dtype_of
 from truecast.audit.resume import Folder
 from truecast.audit.scoring import Scores, score
 from truecast.audit.spill import Store
-from truecast.audit.stored import count_reads
+from truecast.audit.stored import check_unchanged, count_reads
 from truecast.audit.stream import Pass, Progress, layers_of, run_layers
 from truecast.audit.summary import summary
 from truecast.audit.tiles import make_tiles
@@ -57,10 +57,12 @@ def audit_models(
 ) -> dict[str, Any]:
     """The same for models that are open already."""
     began = time.monotonic()
+    stamps = (ref.checkpoint.stamps(), cand.checkpoint.stamps())
     device = device_of(options.device)
     check_models(ref, cand)
     documents = read_corpus(corpus, ref.vocab, options.limit)
     check_tokenizers(ref, cand, documents)
+    check_counted_once(documents)
     check_disjoint(cand.checkpoint, documents)
     emulated = _emulation(cand, options)
     return_freed_memory()
@@ -69,18 +71,20 @@ def audit_models(
     sizes = fit(options.memory, needs, device)
     with ExitStack() as stack:
         path = out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="truecast-")))
-        whose = identity(ref, cand, documents, options, device, dtype)
+        document = head(ref, cand, documents, options, device, dtype)
+        whose = identity(document, stamps, options.seeds)
         folder = stack.enter_context(Folder(path, whose, {"tile_tokens": sizes.tile_tokens}))
         if (done := folder.result()) is not None:
             return done
         _check_tile(folder.chosen["tile_tokens"], sizes, path)
-        document = head(ref, cand, documents, options, device, dtype)
         counters = (count_reads(ref.checkpoint), count_reads(cand.checkpoint))
         compared = 0
         if not options.force and emulated.plain and not folder.records():
             same = identical(ref, cand, sizes.ahead, progress)
             compared = sum(c.bytes for c in counters)
             if same:
+                for model, before in zip((ref, cand), stamps, strict=True):
+                    check_unchanged(model.checkpoint, before)
                 read = {"bytes": compared, "checkpoint_bytes": text_bytes((ref, cand)), "compared_bytes": 0}
                 document |= {**nothing_lost(documents), "read": read, "seconds": time.monotonic() - began}
                 folder.finish(document)
@@ -92,9 +96,11 @@ def audit_models(
         smaller = "a smaller corpus or fewer --floor-seeds"
         check_disk(folder.states, runs * (2 + snapshots(ref.checkpoint)) * store.bytes_each, smaller)
         taps = PLAIN if emulated.plain else emulated
-        work = Pass(ref, cand, documents, tiles, store, device, taps, options.seeds, options.force, counters)
+        work = Pass(
+            ref, cand, documents, tiles, store, device, taps, options.seeds, options.force, counters, stamps, compared
+        )
         document |= _measure(work, folder, sizes, progress)
-        document["read"] |= {"checkpoint_bytes": text_bytes((ref, cand)), "compared_bytes": compared}
+        document["read"]["checkpoint_bytes"] = text_bytes((ref, cand))
         document["seconds"] = time.monotonic() - began
         store.close()
         folder.finish(document)
@@ -105,6 +111,7 @@ def _measure(work: Pass, folder: Folder, sizes: Fit, progress: Progress | None) 
     """The pass through the layers and the comparison at its end; positions and layers are saved."""
     states, records = run_layers(work, folder, sizes.ahead, progress)
     scores = score(work, states, sizes, progress)
+    work.check_unchanged()
     layers = list(layers_of(records))
     _save(folder.out, scores, layers)
     return {
@@ -112,7 +119,10 @@ def _measure(work: Pass, folder: Folder, sizes: Fit, progress: Progress | None) 
         **summary(scores.positions, scores.floor or None, [d.id for d in work.corpus.documents]),
         "layers": layers,
         "final_error": scores.final_error,
-        "read": {"bytes": sum(record["read"] for record in records) + scores.read},
+        "read": {
+            "bytes": sum(record["read"] for record in records) + scores.read,
+            "compared_bytes": records[0].get("compared", 0),
+        },
     }
 
 

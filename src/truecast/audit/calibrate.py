@@ -23,7 +23,7 @@ from truecast.audit.place import SPARE_DISK_BYTES, check_disk, device_of, dtype_
 from truecast.audit.prefetch import prefetched
 from truecast.audit.recorder import Recorder, with_never_routed
 from truecast.audit.spill import Store
-from truecast.audit.stored import count_reads
+from truecast.audit.stored import check_unchanged, count_reads
 from truecast.audit.stream import Progress, check_finite, own_stream
 from truecast.audit.tiles import Tile, make_tiles
 from truecast.audit.tracks import Track
@@ -75,6 +75,7 @@ def calibrate(
     _check_out(out)
     place = device_of(device)
     model = open_model(location, device=str(place), dtype=dtype)
+    stamps = model.checkpoint.stamps()
     documents = read_corpus(corpus, model.vocab, limit)
     check_corpus(model, documents)
     matrices = _matrices(model)
@@ -86,6 +87,7 @@ def calibrate(
     chosen = dtype or dtype_of(place)
     sizes = _fit(memory, model, documents, chosen, place, matrices, hessian)
     _check_free(out, size)
+    weights = model.checkpoint.weights_sha256()
     counter = count_reads(model.checkpoint)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="truecast-")))
@@ -94,10 +96,12 @@ def calibrate(
         stack.callback(store.close)
         check_disk(folder, (2 + snapshots(model.checkpoint)) * store.bytes_each, "a smaller corpus")
         found = _run(_Pass(model, documents, tiles, store, place, matrices), hessian, sizes.ahead, progress)
+    check_unchanged(model.checkpoint, stamps)
     digest = write_calibration(
         out,
         found,
         source=model.checkpoint.fingerprint(),
+        weights=weights,
         documents={d.id: document_sha256(d.tokens.tolist()) for d in documents.documents},
         tokens=documents.tokens,
     )

@@ -78,6 +78,27 @@ def read_corpus(path: Path, vocab: int, limit: int | None = None) -> Corpus:
         raise InputError(f"cannot open: {error.strerror}", where=str(path)) from None
 
 
+def check_counted_once(corpus: Corpus) -> None:
+    """Documents are taken for independent draws; the same tokens twice would make every interval too short.
+
+    Raises: InputError where positions that are scored in one document are scored in another, after the same tokens.
+    """
+    texts = [(document.tokens.astype(">i4").tobytes(), document) for document in corpus.documents]
+    open_ones: list[tuple[bytes, Document]] = []
+    for text, document in sorted(texts, key=lambda pair: pair[0]):  # after a text come those that begin with it
+        while open_ones and not text.startswith(open_ones[-1][0]):
+            open_ones.pop()
+        for _, shorter in open_ones:
+            if document.scored_from < len(shorter.tokens) - 1:
+                raise InputError(
+                    f"documents {shorter.id!r} and {document.id!r} hold the same tokens from the first on:"
+                    " positions would count twice",
+                    where=corpus.location,
+                    fix="remove one of them",
+                )
+        open_ones.append((text, document))
+
+
 def _read(file: BinaryIO, path: Path, vocab: int, limit: int | None) -> Corpus:
     digest = hashlib.sha256()
     lines = _lines(file, path, digest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,27 +12,29 @@ import torch
 from truecast import __version__
 from truecast.audit.corpus import Corpus
 from truecast.audit.options import Options
+from truecast.audit.stored import Stamps
 from truecast.checkpoint.source import Checkpoint
 from truecast.models.base import Decoder
 
 SCHEMA = "truecast.audit/1"
 
 
-def identity(
-    ref: Decoder, cand: Decoder, corpus: Corpus, options: Options, device: torch.device, dtype: torch.dtype
-) -> dict[str, Any]:
-    """What must agree for a stopped run to go on. Values are compared; keys are told to the user."""
+def identity(document: Mapping[str, Any], stamps: Sequence[Stamps], seeds: Sequence[int]) -> dict[str, Any]:
+    """What must agree for a stopped run to go on. Values are compared; keys are told to the user.
+
+    ``document`` is that of :func:`head`; ``stamps`` of the reference's and the candidate's shards.
+    """
     return {
-        "reference": _whose(ref.checkpoint),
-        "candidate": _whose(cand.checkpoint),
-        "corpus": corpus.sha256,
-        "limit": options.limit,
-        "activations": options.activations,
-        "kv": options.kv,
-        "floor seeds": list(options.seeds),
-        "force": options.force,
-        "device": device.type,
-        "dtype": _name(dtype),
+        "reference": _whose(document["reference"], stamps[0]),
+        "candidate": _whose(document["candidate"], stamps[1]),
+        "corpus": document["corpus"]["sha256"],
+        "limit": document["corpus"]["limit"],
+        "activations": document["activations"],
+        "kv": document["kv"],
+        "floor seeds": list(seeds),
+        "force": document["force"],
+        "device": document["device"],
+        "dtype": document["dtype"],
         "version": __version__,
     }
 
@@ -42,8 +45,8 @@ def head(
     """What was compared, on what, and how."""
     return {
         "schema": SCHEMA,
-        "reference": {"location": ref.checkpoint.location, "fingerprint": ref.checkpoint.fingerprint()},
-        "candidate": {"location": cand.checkpoint.location, "fingerprint": cand.checkpoint.fingerprint()},
+        "reference": _side(ref.checkpoint),
+        "candidate": _side(cand.checkpoint),
         "corpus": {
             "location": corpus.location,
             "sha256": corpus.sha256,
@@ -68,9 +71,17 @@ def nothing_lost(corpus: Corpus) -> dict[str, Any]:
     return {"identical": True, "kl": zero, "reverse_kl": {"mean": 0.0}, "top1": {"agreement": 1.0}, "layers": []}
 
 
-def _whose(checkpoint: Checkpoint) -> str:
-    stamps = json.dumps(checkpoint.stamps(), sort_keys=True)
-    return hashlib.sha256(f"{checkpoint.fingerprint()}\n{stamps}".encode()).hexdigest()
+def _side(checkpoint: Checkpoint) -> dict[str, str]:
+    return {
+        "location": checkpoint.location,
+        "fingerprint": checkpoint.fingerprint(),
+        "weights": checkpoint.weights_sha256(),
+    }
+
+
+def _whose(side: Mapping[str, str], stamps: Stamps) -> str:
+    told = json.dumps(stamps, sort_keys=True)
+    return hashlib.sha256(f"{side['fingerprint']}\n{side['weights']}\n{told}".encode()).hexdigest()
 
 
 def _name(dtype: torch.dtype) -> str:

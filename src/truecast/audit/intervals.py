@@ -139,10 +139,11 @@ def _lognormal_error(clusters: Clusters) -> float:
 
 
 def _degrees(left_out: F64) -> float:
-    squares = (left_out - left_out.mean()) ** 2
-    groups = len(squares)
-    if not squares.any():
+    apart = np.abs(left_out - left_out.mean())
+    groups = len(apart)
+    if not apart.any():
         return float(groups - 1)
+    squares = (apart / apart.max()) ** 2  # their fourth powers neither vanish nor overflow
     kurtosis = float((squares**2).mean() / squares.mean() ** 2) - 3
     return 2 / (2 / (groups - 1) + max(kurtosis, 0.0) / groups)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -64,6 +66,7 @@ def make_corpus(
     files = tokenizer_files(checkpoint)
     source = {
         "checkpoint": checkpoint.fingerprint(),
+        "weights": checkpoint.weights_sha256(),
         "server": name,
         "prompts_sha256": sha,
         "max_tokens": max_tokens,
@@ -78,33 +81,53 @@ def make_corpus(
         "source": source,
     }
     partial_path = out.with_name(out.name + PARTIAL)
-    done = _resume(partial_path, header)
-    left = wanted[len(done) :]
-    if [p.id for p in wanted[: len(done)]] != done:
-        raise RefusedError("holds other documents", where=str(partial_path), fix="remove it")
-    if url is not None and name is not None:
-        going_on: Continue = partial(_from_server, url, name, temperature)
-    else:
-        going_on = _from_model(model, stop_ids(checkpoint.config, tokenizer), temperature) if left else _nothing
-    room = [min(max_tokens, context - len(p.tokens)) for p in left]
-    seeds = range(seed + len(done), seed + len(wanted))
-    made = 0
-    try:
-        with partial_path.open("a", encoding="ascii") as file:
-            answers = _answers(going_on, left, room, seeds, REQUESTS_AT_ONCE if url else 1)
-            for number, (prompt, answer) in enumerate(zip(left, answers, strict=True), len(done) + 1):
-                if any(not 0 <= t < model.vocab for t in answer):
-                    raise InputError("gives token ids outside the vocabulary", where=url or location)
-                _write(file, prompt, answer)
-                made += len(answer)
-                progress(number, len(wanted))
-            file.flush()
-            os.fsync(file.fileno())
-        partial_path.replace(out)
-    except OSError as error:
-        raise RefusedError(f"cannot write: {error.strerror}", where=str(partial_path)) from None
+    with _alone(partial_path, out):
+        done = _resume(partial_path, header)
+        left = wanted[len(done) :]
+        if [p.id for p in wanted[: len(done)]] != done:
+            raise RefusedError("holds other documents", where=str(partial_path), fix="remove it")
+        if url is not None and name is not None:
+            going_on: Continue = partial(_from_server, url, name, temperature)
+        else:
+            going_on = _from_model(model, stop_ids(checkpoint.config, tokenizer), temperature) if left else _nothing
+        room = [min(max_tokens, context - len(p.tokens)) for p in left]
+        seeds = range(seed + len(done), seed + len(wanted))
+        made = 0
+        try:
+            with partial_path.open("a", encoding="ascii") as file:
+                answers = _answers(going_on, left, room, seeds, REQUESTS_AT_ONCE if url else 1)
+                for number, (prompt, answer) in enumerate(zip(left, answers, strict=True), len(done) + 1):
+                    if any(not 0 <= t < model.vocab for t in answer):
+                        raise InputError("gives token ids outside the vocabulary", where=url or location)
+                    _write(file, prompt, answer)
+                    made += len(answer)
+                    progress(number, len(wanted))
+                file.flush()
+                os.fsync(file.fileno())
+            partial_path.replace(out)
+        except OSError as error:
+            raise RefusedError(f"cannot write: {error.strerror}", where=str(partial_path)) from None
     told = {key: header[key] for key in ("tokenizer_sha256", "tokenizer_files", "vocab", "source")}
     return {"out": str(out), "documents": len(wanted), "kept": len(done), "made_tokens": made, **told}
+
+
+@contextmanager
+def _alone(path: Path, out: Path) -> Iterator[None]:
+    """Hold the lock of the part. Raises: RefusedError where another run holds it, or has just finished."""
+    try:
+        held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RefusedError(f"cannot write: {error.strerror}", where=str(path)) from None
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError("another run is writing it", where=str(path), fix="wait for it to end") from None
+        if out.exists():
+            raise RefusedError("exists", where=str(out), fix="remove it, or write elsewhere")
+        yield
+    finally:
+        os.close(held)
 
 
 def _write(file: TextIO, prompt: Prompt, answer: Sequence[int]) -> None:

@@ -87,8 +87,7 @@ def fit(memory: int | None, needs: Needs, device: torch.device) -> Fit:
     least = max(fixed + needs.longest * needs.token, fixed - needs.layer + needs.head)
     if memory < least:
         raise RefusedError(
-            f"{memory / 1e6:,.0f} MB are too few for one layer of each checkpoint and the longest document"
-            f" ({needs.longest:,} tokens)",
+            f"{memory / 1e6:,.0f} MB are too few for one layer and the longest document ({needs.longest:,} tokens)",
             where="--memory",
             fix=f"the smallest that works is {-(-least // 10**6)}MB",
         )
@@ -110,7 +109,7 @@ def _on_gpu(tile: int, needs: Needs, free: int) -> tuple[int, bool]:
     least = needs.on_device + needs.longest * needs.token
     if usable < least:
         raise RefusedError(
-            f"one layer of each checkpoint and the longest document ({needs.longest:,} tokens) need"
+            f"one layer and the longest document ({needs.longest:,} tokens) need"
             f" {least / 1e9:,.1f} GB, {usable / 1e9:,.1f} GB of the GPU are free",
             where="--device cuda",
             fix="use --device cpu, or shorter documents",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ def paired_folders(a: Path, b: Path) -> dict[str, Any]:
     for what, (one, other) in _compared(*documents).items():
         if one != other:
             raise InputError(f"{what}: {one} against {other}", where=f"{a} and {b}", fix=_SAME_RUN)
-    result = paired(load_positions(a / "positions"), load_positions(b / "positions"))
+    sides = [load_positions(folder / "positions") for folder in (a, b)]
+    for folder, document, positions in zip((a, b), documents, sides, strict=True):
+        _check_theirs(folder, document, positions)
+    result = paired(*sides)
     return {"candidates": [document.get("candidate") for document in documents], **result}
 
 
@@ -77,11 +81,24 @@ def _compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any
 
     return {
         "reference": of("reference", "fingerprint"),
+        "reference's weights": of("reference", "weights"),
         "corpus": of("corpus", "sha256"),
         "limit of documents": of("corpus", "limit"),
         "device": (one.get("device"), other.get("device")),
         "dtype": (one.get("dtype"), other.get("dtype")),
     }
+
+
+def _check_theirs(folder: Path, document: dict[str, Any], positions: Positions) -> None:
+    figure = document.get("kl")
+    mean = figure.get("mean") if isinstance(figure, dict) else None
+    ours = float(positions.kl.mean()) if len(positions) else 0.0
+    if not isinstance(mean, (int, float)) or not math.isclose(mean, ours, rel_tol=1e-9):
+        raise InputError(
+            f"are not those of audit.json: their mean KL is {ours:.6g}, its is {mean}",
+            where=str(folder / "positions"),
+            fix="run the audit again",
+        )
 
 
 def _check_same(a: Positions, b: Positions) -> None:

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import torch
 
-from truecast.errors import InputError, RefusedError
+from truecast.errors import RefusedError
+from truecast.models.device import choose_device
 
 SPARE_DISK_BYTES = 256 << 20
 
 
 def device_of(name: str) -> torch.device:
     """The device of ``--device``: ``auto``, ``cpu`` or ``cuda``. Raises: InputError for ``cuda`` without one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("this torch finds no CUDA device", where="--device cuda", fix="use --device cpu")
-    return torch.device(name)
+    return torch.device(choose_device(name))
 
 
 def dtype_of(device: torch.device) -> torch.dtype:

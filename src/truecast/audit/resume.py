@@ -6,8 +6,6 @@ after the states that the layer left are on disk.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -15,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from truecast.checkpoint.journal import encode_json
+from truecast.checkpoint.lock import lock_folder
+from truecast.checkpoint.records import damaged, encode_json, load_object, load_sealed, write_sealed
 from truecast.checkpoint.writer import PARTIAL_SUFFIX, explained, write_file
 from truecast.errors import InputError, RefusedError
 
@@ -35,15 +34,8 @@ class Folder:
         self.out, self.own, self.states = out, out / FOLDER, out / FOLDER / "states"
         with explained(out):
             _check_ours(out)
-            self.own.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        self._lock = lock_folder(out, self.own, "audit")
         try:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RefusedError(
-                    "another audit is writing this folder", where=str(out), fix="wait for it to end"
-                ) from None
             self.chosen = self._claim(identity, chosen)
         except BaseException:
             os.close(self._lock)
@@ -54,12 +46,14 @@ class Folder:
             leftover.unlink()
         path = self.own / "journal.json"
         if not path.exists():
+            if (self.own / "finished").exists() or any(self.own.glob("step-*.json")):
+                raise damaged(path)  # whose records they are is not known
             write_file(path, encode_json({"identity": identity, "chosen": chosen}))
             return chosen
-        before = _load(path)
+        before = load_object(path)
         then = before.get("identity")
         if not isinstance(then, dict) or not isinstance(before.get("chosen"), dict):
-            raise _damaged(path)
+            raise damaged(path)
         different = sorted(key for key in identity.keys() | then.keys() if identity.get(key) != then.get(key))
         if different:
             raise RefusedError(
@@ -81,19 +75,16 @@ class Folder:
         """What was noted so far, from step 0 without a gap. Raises: RefusedError for an edited or cut record."""
         found: list[dict[str, Any]] = []
         while (path := self._record(len(found))).exists():
-            record = _load(path)
-            if record.pop("check", None) != _check(record):
-                raise _damaged(path)
-            found.append(record)
+            found.append(load_sealed(path))
         return found
 
     def note(self, step: int, record: dict[str, Any]) -> None:
         """Note a finished step; durable when this returns."""
-        write_file(self._record(step), encode_json({**record, "check": _check(record)}))
+        write_sealed(self._record(step), record)
 
     def result(self) -> dict[str, Any] | None:
         """The document of an audit that is finished here, else None."""
-        return _load(self.out / RESULT) if (self.own / "finished").exists() else None
+        return load_object(self.out / RESULT) if (self.own / "finished").exists() else None
 
     def finish(self, document: dict[str, Any]) -> None:
         """Write the document; states and records are removed."""
@@ -115,21 +106,3 @@ def _check_ours(out: Path) -> None:
             raise InputError("is a link, which no audit makes", where=str(ours), fix="choose another output folder")
     if out.is_dir() and any(out.iterdir()) and not (out / FOLDER).is_dir():
         raise InputError("is not empty and no audit wrote it", where=str(out), fix="choose another output folder")
-
-
-def _check(record: dict[str, Any]) -> str:
-    return hashlib.sha256(encode_json(record)).hexdigest()
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        raise _damaged(path) from None
-    if not isinstance(document, dict):
-        raise _damaged(path)
-    return document
-
-
-def _damaged(path: Path) -> RefusedError:
-    return RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")

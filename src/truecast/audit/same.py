@@ -32,7 +32,7 @@ def same_weights(ref: Any, cand: Any) -> bool:
         return names == [f.name for f in fields(cand)] and all(
             same_weights(getattr(ref, name), getattr(cand, name)) for name in names
         )
-    return bool(ref == cand) if isinstance(ref, (int, float)) else type(ref) is type(cand)
+    return bool(ref == cand)
 
 
 def layers_by_suspicion(ref: Decoder, cand: Decoder) -> list[int]:

@@ -70,10 +70,11 @@ def score(work: Pass, states: Tracks, fit: Fit, progress: Progress | None) -> Sc
                 arrays[name][where] = getattr(found, name).cpu().numpy()
             for i, seed in enumerate(work.seeds):
                 floor[seed][where] = found.floor[i].cpu().numpy()
+        row_bytes = ref.shape[1] * ref.element_size()
         del ref, cand, noise
         trim()
         if progress:
-            progress("logits", len(rows), total)
+            progress("logits", len(rows) * row_bytes, total * row_bytes)
     _check(arrays, work)
     return Scores(Positions(**arrays), floor, error.relative, work.read_bytes - before)
 

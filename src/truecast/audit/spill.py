@@ -6,12 +6,13 @@ A state is written through: the file is what a run that was killed goes on from.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from truecast.checkpoint.source import stamp
 from truecast.checkpoint.writer import explained
 from truecast.errors import RefusedError
 
@@ -84,6 +85,23 @@ class Store:
         for name, fd in self._files.items():
             with explained(self._path(name)):
                 os.fsync(fd)
+
+    def stamps(self, names: Iterable[str]) -> dict[str, list[int]]:
+        """Size and mtime (ns) of the files of these arrays; to be asked for when they are durable."""
+        found = {}
+        for name in sorted(names):
+            with explained(self._path(name)):
+                found[name] = stamp(self._path(name))
+        return found
+
+    def check(self, stamps: Mapping[str, list[int]]) -> None:
+        """Raises: RefusedError where a file is not as it was when :meth:`stamps` was asked for."""
+        for name, then in stamps.items():
+            path = self._path(name)
+            if path.is_symlink() or not path.is_file() or stamp(path) != then:
+                raise RefusedError(
+                    "is not as the audit left it", where=str(path), fix="remove the output folder, start again"
+                )
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Remove every array but these, from memory and disk."""

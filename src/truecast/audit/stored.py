@@ -1,4 +1,4 @@
-"""Stored bytes: how many were read, and the scalars that are needed before a layer is loaded."""
+"""Stored bytes: how many were read, whether they stayed as they were, and scalars that are needed before a layer is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from truecast.checkpoint.files import ByteFile, Opener
 from truecast.checkpoint.source import Checkpoint
-from truecast.errors import InputError
+from truecast.errors import InputError, RefusedError
 from truecast.layouts.base import View, read_view
 
 
@@ -62,6 +62,25 @@ def count_reads(checkpoint: Checkpoint) -> CountedOpener:
     counter = CountedOpener(checkpoint.opener)
     checkpoint.opener = counter
     return counter
+
+
+Stamps = dict[str, list[int]]
+"""See :meth:`truecast.checkpoint.source.Checkpoint.stamps`."""
+
+
+def check_unchanged(checkpoint: Checkpoint, stamps: Stamps) -> None:
+    """Raises: RefusedError where a local shard is not as it was when ``stamps`` were taken: figures would mix two."""
+    try:
+        now = checkpoint.stamps()
+    except OSError:
+        now = {}
+    changed = [name for name, stamp in stamps.items() if now.get(name) != stamp]
+    if changed:
+        raise RefusedError(
+            "changed while it was read",
+            where=f"{checkpoint.location}/{changed[0]}",
+            fix="use a checkpoint at rest, and start again",
+        )
 
 
 def read_scalar(view: View, checkpoint: Checkpoint) -> float:

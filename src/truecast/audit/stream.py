@@ -22,7 +22,7 @@ from truecast.audit.prefetch import prefetched
 from truecast.audit.resume import Folder
 from truecast.audit.same import same_weights
 from truecast.audit.spill import Store
-from truecast.audit.stored import CountedOpener
+from truecast.audit.stored import CountedOpener, Stamps, check_unchanged
 from truecast.audit.tiles import Tile
 from truecast.audit.tracks import CANDIDATE, REFERENCE, Track, Tracks, noisy
 from truecast.errors import InputError
@@ -50,12 +50,21 @@ class Pass:
     apart: bool
     """Compute the candidate by itself even where it equals the reference."""
     counters: tuple[CountedOpener, CountedOpener]
+    stamps: tuple[Stamps, Stamps]
+    """Of the shards of both sides when the run began."""
+    compared: int
+    """Bytes read before, to compare weights."""
 
     def tokens(self, tile: Tile) -> torch.Tensor:
         """Token ids of a tile, ``[N]`` int64."""
         return torch.cat([torch.from_numpy(self.corpus.documents[d].tokens).long() for d in tile.documents]).to(
             self.device
         )
+
+    def check_unchanged(self) -> None:
+        """Raises: RefusedError where a shard of either side was changed since the run began."""
+        for model, stamps in zip((self.ref, self.cand), self.stamps, strict=True):
+            check_unchanged(model.checkpoint, stamps)
 
     @property
     def read_bytes(self) -> int:
@@ -77,11 +86,15 @@ def run_layers(
 ) -> tuple[Tracks, list[dict[str, Any]]]:
     """Push all rows through all layers, going on where ``folder`` says. Returns the last states and a list by layer.
 
-    Raises: InputError where a layer gives what is no finite number.
+    Raises: InputError where a layer gives what is no finite number; RefusedError where a side changes meanwhile,
+    or states are not as they were left.
     """
     records = folder.records()
-    if not records:
-        records = [_embed(work)]
+    if records:
+        work.store.check(records[-1].get("files", {}))
+    else:
+        records = [{**_embed(work), "compared": work.compared}]
+        work.check_unchanged()
         folder.note(0, records[0])
     states = track.from_json(records[-1]["tracks"])
     work.store.keep_only(track.all_names(states))
@@ -96,6 +109,7 @@ def run_layers(
         index, read = pair.index, pair.read
         del pair
         trim()
+        work.check_unchanged()
         work.store.sync()
         records.append(_record(work, states, errors, index, same, read, time.monotonic() - began))
         folder.note(len(records) - 1, records[-1])
@@ -154,6 +168,7 @@ def _embed(work: Pass) -> dict[str, Any]:
     work.store.sync()
     return {
         "tracks": track.to_json(states),
+        "files": work.store.stamps(track.all_names(states)),
         "read": work.read_bytes - before,
         "seconds": time.monotonic() - began,
     }
@@ -217,6 +232,7 @@ def _record(
     noise = [e.relative for e in errors.noisy.values()]
     return {
         "tracks": track.to_json(states),
+        "files": work.store.stamps(track.all_names(states)),
         "read": read,
         "seconds": seconds,
         "layer": {

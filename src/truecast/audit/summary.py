@@ -85,9 +85,12 @@ def _perplexity(positions: Positions) -> dict[str, Any]:
 
 
 def _top1(positions: Positions) -> dict[str, Any]:
-    """Share of positions where both sides have the same first choice, and the others by the reference's margin."""
+    """Share of positions where both sides have the same first choice, and the others by the reference's margin.
+
+    Where none differs there is no interval: how rare a rare event is cannot be seen from none.
+    """
     flips = short_figure(~positions.same_top, positions.doc)
-    interval = flips["interval"]
+    interval = flips["interval"] if flips["mean"] > 0 else None
     return {
         "agreement": 1 - flips["mean"],
         "interval": None if interval is None else [max(1 - interval[1], 0.0), 1 - interval[0]],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from truecast.errors import InputError
 
@@ -41,6 +41,9 @@ class ByteFile(Protocol):
 
     def close(self) -> None:
         """Release the file."""
+
+
+File = TypeVar("File", bound=ByteFile)
 
 
 class LocalFile:
@@ -133,6 +136,16 @@ class RemoteFile:
         """Nothing to release: each read is a request of its own."""
 
 
+def read_whole(file: ByteFile, where: str, limit: int) -> bytes:
+    """All bytes of a small file, which is closed. Raises: InputError where it is larger than ``limit``."""
+    try:
+        if file.size > limit:
+            raise InputError(f"{file.size} bytes are more than the {limit} that such a file may have", where=where)
+        return bytes(file.read(0, file.size))
+    finally:
+        file.close()
+
+
 def stream(file: ByteFile, start: int, end: int) -> Iterator[memoryview]:
     """Bytes ``start`` to ``end`` piece by piece. A piece is overwritten by the next: use it, do not keep it."""
     buffer = memoryview(bytearray(min(file.chunk_bytes, end - start)))
@@ -185,6 +198,21 @@ class RemoteOpener:
         """See :class:`Opener`."""
         filesystem, root = connect(self.url)
         return RemoteFile(filesystem, f"{root.rstrip('/')}/{name}")
+
+
+@contextmanager
+def opened(opener: Callable[[str], File]) -> Iterator[Callable[[str], File]]:
+    """A function that gives the open file of a name, opened once; all are closed at the end."""
+    with ExitStack() as stack:
+        files: dict[str, File] = {}
+
+        def get(name: str) -> File:
+            if name not in files:
+                files[name] = opener(name)
+                stack.callback(files[name].close)
+            return files[name]
+
+        yield get
 
 
 @contextmanager

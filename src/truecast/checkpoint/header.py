@@ -83,7 +83,12 @@ def read_header(
     the expected JSON, duplicate names, sizes that disagree with dtype and shape, overlaps, holes, trailing bytes.
     """
     if file_bytes < 8:
-        raise InputError(f"{file_bytes} bytes are too few for a safetensors file", where=file, fix="download it again")
+        raise InputError(
+            f"{file_bytes} bytes are too few for a safetensors file",
+            where=file,
+            fix="download it again",
+            code="shard-truncated",
+        )
     (length,) = struct.unpack("<Q", read(0, 8))
     if length > MAX_HEADER_BYTES:
         raise InputError(
@@ -92,7 +97,9 @@ def read_header(
             fix="this is no safetensors file",
         )
     if 8 + length > file_bytes:
-        raise InputError(f"header length {length} lies beyond the file's {file_bytes} bytes", where=file)
+        raise InputError(
+            f"header length {length} lies beyond the file's {file_bytes} bytes", where=file, code="shard-truncated"
+        )
     raw = read(8, 8 + length)
     if not raw.startswith(b"{"):
         raise InputError("the header does not start with '{'", where=file, fix="this is no safetensors file")
@@ -172,6 +179,7 @@ def _check_tiling(tensors: list[TensorInfo], file: str, data_start: int, file_by
                 f"ends at byte {tensor.end}, but the file has {file_bytes}: truncated",
                 where=tensor.where,
                 fix="download the file again",
+                code="shard-truncated",
             )
         position = tensor.end
     if position != file_bytes:

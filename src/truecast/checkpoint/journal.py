@@ -8,24 +8,20 @@ shard under its final name always has a record. One run at a time: the folder is
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
-import json
-import logging
 import os
 import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from truecast.checkpoint.lock import lock_folder
+from truecast.checkpoint.records import encode_json, load_object, load_sealed, write_sealed
 from truecast.checkpoint.writer import PARTIAL_SUFFIX, explained, write_file
 from truecast.errors import InputError, RefusedError
 
 FOLDER = ".truecast"
 JOURNAL = "journal.json"
 MANIFEST = "truecast.json"
-
-log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -43,31 +39,12 @@ class Journal:
         with explained(out):
             self._made = not out.exists()
             _check_ours(out)
-        self._take_lock()
+        self._lock = lock_folder(out, self.folder, "run")
         try:
             self._claim(identity)
         except BaseException:
             os.close(self._lock)
             raise
-
-    def _take_lock(self) -> None:
-        path = self.folder / "lock"
-        while True:
-            with explained(self.out):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._lock)
-                raise RefusedError(
-                    "another run is writing this folder", where=str(self.out), fix="wait for it to end"
-                ) from None
-            except OSError as error:  # some network file systems have no locks
-                log.warning("%s cannot be locked (%s): make sure that only one run writes it", self.out, error.strerror)
-            if path.exists() and path.stat().st_ino == os.fstat(self._lock).st_ino:
-                return
-            os.close(self._lock)  # a run that wrote nothing removed it meanwhile, and its lock with it
 
     def _claim(self, identity: dict[str, Any]) -> None:
         path = self.folder / JOURNAL
@@ -75,7 +52,7 @@ class Journal:
         if self._fresh:
             write_file(path, encode_json(identity))
             return
-        before = _load(path)
+        before = load_object(path)
         keys = (identity.keys() | before.keys()) - {"options"}
         different = sorted(k for k in keys if identity.get(k) != before.get(k))
         if different:
@@ -114,9 +91,7 @@ class Journal:
         """Records of the shards that stand complete under their final name. Leftovers of a kill are removed."""
         records: dict[str, dict[str, Any]] = {}
         for path in sorted((self.folder / "shards").glob("*.json")):
-            record, shard = _load(path), self.out / path.name.removesuffix(".json")
-            if record.pop("check", None) != _check(record):
-                raise _damaged(path)
+            record, shard = load_sealed(path), self.out / path.name.removesuffix(".json")
             if shard.is_file() and shard.stat().st_size == record["bytes"]:
                 records[shard.name] = record
         self._remove_partial()
@@ -137,13 +112,11 @@ def _changes(then: Any, now: Any) -> str:
 
 
 def write_record(out: Path, shard: str, record: dict[str, Any]) -> None:
-    """Note a finished shard; ``record`` holds at least its size under ``bytes``. Workers call this, each for its own."""
-    write_file(out / FOLDER / "shards" / f"{shard}.json", encode_json({**record, "check": _check(record)}))
+    """Note a finished shard; ``record`` holds at least its size under ``bytes``. Workers call this, each for its own.
 
-
-def _check(record: dict[str, Any]) -> str:
-    """Hash of a record: what it says goes into the manifest, so an edited one is not believed."""
-    return hashlib.sha256(encode_json(record)).hexdigest()
+    What it says goes into the manifest, so an edited one is not believed.
+    """
+    write_sealed(out / FOLDER / "shards" / f"{shard}.json", record)
 
 
 def _check_ours(out: Path) -> None:
@@ -158,22 +131,3 @@ def _check_ours(out: Path) -> None:
         raise InputError(
             "is not empty and truecast did not write it", where=str(out), fix="choose another output folder"
         )
-
-
-def encode_json(document: dict[str, Any]) -> bytes:
-    """JSON as the journal writes it."""
-    return json.dumps(document, sort_keys=True, indent=1).encode() + b"\n"
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        raise _damaged(path) from None
-    if not isinstance(document, dict):
-        raise _damaged(path)
-    return document
-
-
-def _damaged(path: Path) -> RefusedError:
-    return RefusedError("is damaged", where=str(path), fix="remove the output folder and start again")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import ByteFile, LocalOpener, Opener, RemoteOpener, connect, explained
+from truecast.checkpoint.files import LocalOpener, Opener, RemoteOpener, connect, explained, read_whole
 from truecast.checkpoint.header import TensorInfo, read_header
 from truecast.errors import InputError
 
@@ -27,6 +27,7 @@ CONFIG = "config.json"
 MAX_INDEX_BYTES = 1 << 30
 MAX_CONFIG_BYTES = 64 << 20
 MAX_NESTING = 100
+SAMPLED_PIECES, PIECE_BYTES = 512, 4096
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Checkpoint:
 
     def read_small(self, name: str, limit: int = MAX_CONFIG_BYTES) -> bytes:
         """A whole small file. Raises: InputError if it is larger than ``limit``."""
-        return _read_whole(self.opener(name), f"{self.location}/{name}", limit)
+        return read_whole(self.opener(name), f"{self.location}/{name}", limit)
 
     def fingerprint(self) -> str:
         """sha256 over the names, sizes and headers of all shards and over config.json; the same after a copy."""
@@ -67,6 +68,27 @@ class Checkpoint:
         for name in sorted(self.shards):
             digest.update(f"{name}\0{self.shards[name]}\0{self.header_sha256[name]}\n".encode())
         digest.update(json.dumps(self.config, sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def weights_sha256(self) -> str:
+        """sha256 over the fingerprint and a sample of the shards' bytes: tells other weights of the same shapes apart.
+
+        Some 2 MiB in small pieces spread over all shards, whole shards where they are small; the same after a copy. An
+        edit of a few tensors can miss it. Raises: InputError where a shard cannot be read.
+        """
+        digest = hashlib.sha256(self.fingerprint().encode())
+        pieces = max(SAMPLED_PIECES // max(len(self.shards), 1), 2)
+        for name in sorted(self.shards):
+            file, size = self.opener(name), self.shards[name]
+            try:
+                if size <= pieces * PIECE_BYTES:
+                    digest.update(file.read(0, size))
+                    continue
+                for number in range(pieces):
+                    start = (size - PIECE_BYTES) * (number + 1) // pieces  # the last one ends with the file
+                    digest.update(file.read(start, start + PIECE_BYTES))
+            finally:
+                file.close()
         return digest.hexdigest()
 
     def stamps(self) -> dict[str, list[int]]:
@@ -206,6 +228,7 @@ def _assemble(
                 f"lies in the folder, but {index_name} does not name it",
                 where=f"{location}/{stray}",
                 fix="move it away",
+                code="shard-stray",
             )
         )
 
@@ -220,6 +243,7 @@ def _assemble(
                     f"{index_name} names this shard, but it is missing",
                     where=f"{location}/{name}",
                     fix="finish the download",
+                    code="shard-missing",
                 )
             )
             continue
@@ -246,7 +270,7 @@ def _read_index(location: str, names: list[str], opener: Opener) -> tuple[str, d
         return "", None, {}
     name = "model" + INDEX_SUFFIX if "model" + INDEX_SUFFIX in found else found[0]
     where = f"{location}/{name}"
-    index = _json_object(_read_whole(opener(name), where, MAX_INDEX_BYTES), where)
+    index = _json_object(read_whole(opener(name), where, MAX_INDEX_BYTES), where)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError("has no weight_map", where=where)
@@ -280,7 +304,8 @@ def _read_shard(checkpoint: Checkpoint, name: str, report: Problem) -> None:
         try:
             tensors, metadata = read_header(read, name, file.size)
         except InputError as error:
-            raise InputError(error.problem, where=error.where.replace(name, where), fix=error.fix) from None
+            place = error.where.replace(name, where)
+            raise InputError(error.problem, where=place, fix=error.fix, code=error.code) from None
         size = file.size
     finally:
         file.close()
@@ -288,7 +313,12 @@ def _read_shard(checkpoint: Checkpoint, name: str, report: Problem) -> None:
         if tensor.name in checkpoint.tensors:
             other = checkpoint.tensors[tensor.name].file
             report(
-                InputError(f"stands in {other} too", where=f"{tensor.name} in {where}", fix="remove the stale shard")
+                InputError(
+                    f"stands in {other} too",
+                    where=f"{tensor.name} in {where}",
+                    fix="remove the stale shard",
+                    code="tensor-duplicate",
+                )
             )
     checkpoint.tensors.update(tensors)
     checkpoint.shards[name], checkpoint.shard_metadata[name] = size, metadata
@@ -304,13 +334,21 @@ def _compare_with_index(checkpoint: Checkpoint, weight_map: dict[str, str], inde
         if tensor is None:
             report(
                 InputError(
-                    f"names {name} in {shard}, whose header does not have it", where=where, fix="download both again"
+                    f"names {name} in {shard}, whose header does not have it",
+                    where=where,
+                    fix="download both again",
+                    code="index-names-absent-tensor",
+                    tensor=name,
                 )
             )
         elif tensor.file != shard:
             report(
                 InputError(
-                    f"names {name} in {shard}, but it lies in {tensor.file}", where=where, fix="download both again"
+                    f"names {name} in {shard}, but it lies in {tensor.file}",
+                    where=where,
+                    fix="download both again",
+                    code="index-wrong-shard",
+                    tensor=name,
                 )
             )
     for tensor in checkpoint.tensors.values():
@@ -320,17 +358,9 @@ def _compare_with_index(checkpoint: Checkpoint, weight_map: dict[str, str], inde
                     "its shard has it, the index does not",
                     where=f"{tensor.name} in {checkpoint.location}/{tensor.file}",
                     fix=f"download {index_name} again",
+                    code="index-lacks-tensor",
                 )
             )
-
-
-def _read_whole(file: ByteFile, where: str, limit: int) -> bytes:
-    try:
-        if file.size > limit:
-            raise InputError(f"{file.size} bytes are more than the {limit} that such a file may have", where=where)
-        return bytes(file.read(0, file.size))
-    finally:
-        file.close()
 
 
 def _json_object(raw: bytes, where: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from truecast.audit.kinds import ACTIVATIONS, DEVICES, KV
+from truecast.audit.kinds import ACTIVATIONS, KV
 from truecast.audit.paired import paired_folders, scored_document
 from truecast.checkpoint.writer import write_file
-from truecast.cli.output import gigabytes, positive, print_result, progress, table
-from truecast.cli.target import size_in_bytes
-from truecast.errors import InputError, UsageError
+from truecast.cli.options import add_corpus, add_memory, add_model_device, needing
+from truecast.cli.output import gigabytes, print_result, progress, table
+from truecast.errors import UsageError
 from truecast.report.audit_page import render_audit_page, verdict
 from truecast.report.audit_paired import paired_verdict
 from truecast.report.words import counted, figure, percent
@@ -30,22 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.add_argument("ref", metavar="REF", help="the reference checkpoint")
     parser.add_argument("cand", metavar="CAND", help="the candidate: the same model in another form")
-    parser.add_argument(
-        "--corpus", type=Path, required=True, metavar="FILE", help="documents as token ids, made by `truecast corpus`"
-    )
+    add_corpus(parser)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         help="keep positions, layers and a page here, and go on from here after a stop",
     )
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="default: CUDA where there is a GPU")
-    parser.add_argument(
-        "--memory",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="resident memory to stay within, e.g. 600MB (default: no cap)",
-    )
+    add_model_device(parser)
+    add_memory(parser)
     parser.add_argument(
         "--activations", choices=ACTIVATIONS, default="none", help="what serving rounds the candidate's inputs to"
     )
@@ -57,18 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="another candidate's --out: the difference, document by document"
     )
-    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
 
 
 def run(args: argparse.Namespace) -> int:
     """Audit, print the figures, write the page."""
-    try:
+    with needing("torch", NAME):
         from truecast.audit.audit import audit
         from truecast.audit.options import Options
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError("audit needs PyTorch", fix="pip install 'truecast[torch]'") from None
     if args.against is not None:
         if args.out is None:
             raise UsageError("--against DIR needs --out DIR: the two are compared position by position")
@@ -107,10 +95,8 @@ def _render(console: Console, document: Mapping[str, Any], out: Path | None) -> 
     if (compared := document.get("paired")) is not None:
         console.print(paired_verdict(compared))
     console.print(table("", ("figure", ">value", "95% interval"), _figures(document)))
-    if document["layers"]:
-        console.print(
-            table("\nlayers where the error grows most", ("layer", ">error", ">before", ">floor"), _jumps(document))
-        )
+    if jumps := _jumps(document):
+        console.print(table("\nlayers where the error grows most", ("layer", ">error", ">before", ">floor"), jumps))
     scored = f"{corpus['scored']:,} positions of {counted(corpus['documents'], 'document')}"
     console.print(
         f"\n{scored} scored on {document['device']} in {document['dtype']}, {document['seconds']:,.0f} s;"
@@ -146,7 +132,7 @@ def _ends(interval: Sequence[float] | None, words: Any = figure) -> str:
 def _jumps(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """The layers after which the stream's relative error is larger than before by most, largest first."""
     layers = document["layers"]
-    before = [0.0, *(layer["relative_error"] for layer in layers[:-1])]
+    before = [0.0, *(layer["relative_error"] for layer in layers)][: len(layers)]
     grown = sorted(zip(layers, before, strict=True), key=lambda pair: pair[1] - pair[0]["relative_error"])
     return [
         (

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from truecast.audit.kinds import DEVICES
-from truecast.cli.output import gigabytes, positive, print_result, progress
-from truecast.cli.target import size_in_bytes
-from truecast.errors import InputError
+from truecast.cli.options import add_corpus, add_memory, add_model_device, needing
+from truecast.cli.output import gigabytes, print_result, progress
 from truecast.report.words import counted
 
 NAME = "calibrate"
@@ -20,29 +18,17 @@ HELP = "Note what enters each quantized matrix over a corpus: activation scales,
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.add_argument("ckpt", metavar="CKPT", help="the checkpoint that is to be converted")
-    parser.add_argument(
-        "--corpus", type=Path, required=True, metavar="FILE", help="documents as token ids, made by `truecast corpus`"
-    )
+    add_corpus(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="calibration.safetensors to write")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="default: CUDA where there is a GPU")
-    parser.add_argument(
-        "--memory",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="resident memory to stay within, e.g. 600MB (default: no cap)",
-    )
+    add_model_device(parser)
+    add_memory(parser)
     parser.add_argument("--hessian", action="store_true", help="Hessians too, for --rounding gptq: small models only")
-    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
 
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate and print what the file holds."""
-    try:
+    with needing("torch", NAME):
         from truecast.audit.calibrate import calibrate
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError("calibrate needs PyTorch", fix="pip install 'truecast[torch]'") from None
     with progress(args) as report:
         result = calibrate(
             args.ckpt,

@@ -6,8 +6,8 @@ import argparse
 import time
 from pathlib import Path
 
+from truecast.cli.options import add_model_device, needing
 from truecast.cli.output import REPORT_EVERY_S, positive, print_result, say
-from truecast.errors import InputError
 
 NAME = "corpus"
 HELP = "Make documents for an audit: continuations of prompts, sampled from the model itself or from a server."
@@ -27,16 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=_temperature, default=1.0, metavar="T", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first prompt (default: %(default)s)")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N prompts")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model computes")
+    add_model_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the corpus and print what it holds."""
-    try:
+    with needing("serve", NAME):
         from truecast.audit.make_corpus import make_corpus
         from truecast.models.device import choose_device
-    except ImportError as error:
-        raise InputError(f"corpus needs the package {error.name}", fix="pip install 'truecast[serve]'") from None
     last = time.monotonic()
 
     def progress(done: int, total: int) -> None:

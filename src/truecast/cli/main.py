@@ -55,13 +55,21 @@ def _run(argv: Sequence[str] | None) -> int:
         return refused.exit_code
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one has nothing left to stop
-        print_error(args, "interrupted; the same command goes on from here", INTERRUPTED)
+        print_error(args, f"interrupted{_afterwards(args)}", INTERRUPTED)
         return INTERRUPTED
 
 
 def _no_memory(error: RuntimeError) -> bool:
     """Is this PyTorch's way to say that memory is short, on the CPU or a GPU? It has no type of its own on the CPU."""
     return any(words in str(error) for words in ("can't allocate memory", "not enough memory", "CUDA out of memory"))
+
+
+def _afterwards(args: argparse.Namespace) -> str:
+    """What the same command does after an interruption, for the message."""
+    if args.verb == "serve-reference":
+        return ""  # Ctrl-C is how it ends
+    kept = args.verb in ("convert", "corpus") or (args.verb == "audit" and args.out is not None)
+    return "; the same command " + ("goes on from here" if kept else "starts again: nothing was kept")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -6,8 +6,8 @@ import argparse
 import gc
 from typing import TYPE_CHECKING
 
+from truecast.cli.options import add_model_device, needing
 from truecast.cli.output import print_result
-from truecast.errors import InputError
 
 if TYPE_CHECKING:
     from truecast.serve.reference.served import Served
@@ -21,17 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ckpt", metavar="CKPT", help="folder or fsspec URL")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: %(default)s)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model computes")
+    add_model_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM (exit 0) or Ctrl-C (exit 130)."""
-    try:
+    with needing("serve", NAME):
         from truecast.serve.reference.run import serve
-    except ImportError as error:
-        raise InputError(
-            f"serve-reference needs the package {error.name}", fix="pip install 'truecast[serve]'"
-        ) from None
     gc.enable()  # a server runs for long
 
     def ready(url: str, served: Served) -> None:

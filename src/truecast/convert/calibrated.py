@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from truecast.casts import gptq, int4
 from truecast.checkpoint.source import Checkpoint
 from truecast.errors import InputError
-from truecast.layouts.base import Layout, Matrix
+from truecast.layouts import format_of
+from truecast.layouts.base import Layout, Matrix, OutTensor
 from truecast.layouts.calibration import HESSIAN, Calibration, open_calibration
 
 U8 = NDArray[np.uint8]
@@ -34,6 +35,12 @@ def open_for(source: Checkpoint, path: Path, cast: Sequence[Matrix], layout: Lay
             where=str(path),
             fix="calibrate on this checkpoint",
         )
+    if found.weights != source.weights_sha256():
+        raise InputError(
+            "was made on other weights of the same names and shapes",
+            where=str(path),
+            fix="calibrate on this checkpoint",
+        )
     for matrix in cast:
         if layout.DIALECT == "sglang":
             found.input_scale(matrix.name)
@@ -48,6 +55,19 @@ def open_for(source: Checkpoint, path: Path, cast: Sequence[Matrix], layout: Lay
             fix="calibrate with Hessians, or take --rounding diagonal",
         )
     return found
+
+
+def scale_origins(emitted: Iterable[OutTensor], calibration: Calibration | None) -> set[str]:
+    """Where the activation scales among these tensors come from: ``calibrated``, ``source``, ``1.0``."""
+    written = (m for t in emitted if t.role == "input_scale" for piece in t.pieces for m in piece)
+    return {
+        "calibrated"
+        if calibration is not None and format_of(m) == "mxfp4"
+        else "1.0"
+        if m.input_scale is None
+        else "source"
+        for m in written
+    }
 
 
 def quantize(

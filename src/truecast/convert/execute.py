@@ -13,8 +13,9 @@ from typing import Any
 
 from truecast import __version__
 from truecast.checkpoint.files import stream
-from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal, encode_json
+from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal
 from truecast.checkpoint.pool import run_jobs
+from truecast.checkpoint.records import encode_json
 from truecast.checkpoint.source import Checkpoint, open_checkpoint, open_shards
 from truecast.checkpoint.writer import FileWriter, explained, write_file
 from truecast.convert.a_log_rule import CodeChange, code_changes
@@ -24,12 +25,12 @@ from truecast.convert.manifest import build_manifest, encode_manifest, load_mani
 from truecast.convert.parts import Cast
 from truecast.convert.place import ShardPlan
 from truecast.convert.plan import Plan, plan
-from truecast.convert.reading import SourceFiles
 from truecast.convert.scan import Scan, scan, scan_bytes
 from truecast.convert.select import Target
 from truecast.convert.shard import ShardJob, write_shard
 from truecast.errors import InexactError, InputError, RefusedError
 from truecast.layouts import format_of
+from truecast.layouts.calibrated_on import calibrated_on
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def convert(
     stamps = source.stamps()
     _check_apart(source, folder)
     work = plan(source, target)
+    earlier = calibrated_on(source)
     casts = [work.cast_settings(name) for name in devices(device, work.layout.FORMAT)]
     identity = {
         "source": source.fingerprint(),
@@ -95,7 +97,7 @@ def convert(
         files = {name: {"bytes": r["bytes"], "sha256": r["sha256"]} for name, r in records.items()}
         code, notes = code_changes(source) if target.fix_code else ({}, [])
         files |= _copy_auxiliary(source, folder, code) | _write_small(work, folder)
-        manifest = build_manifest(work, found, work.digest(), files, records.values(), code, notes)
+        manifest = build_manifest(work, found, work.digest(), files, records.values(), code, notes, earlier)
         if card is not None:
             manifest["files"]["README.md"] = _write(folder, "README.md", card(manifest).encode())
         run = {"seconds": time.monotonic() - started, "jobs": jobs, "source": source.location}
@@ -156,7 +158,7 @@ def _job(
     return ShardJob(
         shard=shard,
         out=folder,
-        files=SourceFiles(work.source.opener),
+        opener=work.source.opener,
         source_path=work.source.local_path,
         stamps={name: s for name, s in stamps.items() if name in files},
         m={name: found.m[name] for name in matrices if name in found.m},

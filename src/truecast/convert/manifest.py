@@ -13,13 +13,12 @@ from typing import Any
 
 from truecast import __version__
 from truecast.convert.a_log_rule import RULE, CodeChange
-from truecast.convert.calibrated import taken
+from truecast.convert.calibrated import scale_origins, taken
 from truecast.convert.int4_plan import quantized_anew
 from truecast.convert.plan import Plan, summary
 from truecast.convert.scan import Scan
 from truecast.convert.source_card import read_source_card
 from truecast.errors import RefusedError
-from truecast.layouts import format_of
 
 SCHEMA = "truecast.manifest/1"
 _ACTIVATIONS = {"w4afp8": "fp8", "fp8": "fp8"}
@@ -34,10 +33,12 @@ def build_manifest(
     records: Iterable[Mapping[str, Any]],
     code: Mapping[str, CodeChange],
     notes: Sequence[str],
+    calibrated_on: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Assemble the manifest; ``files`` maps name to bytes and sha256, ``records`` are those of the shards.
 
     ``code``: files of modelling code that were changed; ``notes``: what a reader has to know besides the plan's notes.
+    ``calibrated_on``: hashes of the documents that the source was calibrated on.
     """
     facts = summary(plan)
     records = sorted(records, key=lambda r: str(r["file"]))
@@ -54,6 +55,7 @@ def build_manifest(
             "bytes": facts["source_bytes"],
             "name": plan.source.config.get("_name_or_path") or plan.source.config.get("model_type"),
             "card": read_source_card(plan.source),
+            **({"calibrated_on": earlier} if (earlier := sorted(calibrated_on)) else {}),
         },
         "target": {
             "layout": plan.layout.NAME,
@@ -92,14 +94,7 @@ def build_manifest(
 
 def _activation_scales(plan: Plan) -> str | None:
     """Where the activation scales come from: ``source``, ``calibrated``, ``1.0`` or ``mixed``; None without any."""
-    written = (
-        m for s in plan.shards for t in s.tensors if t.role == "input_scale" for piece in t.pieces for m in piece
-    )
-    calibrated = plan.calibration is not None
-    origins = {
-        "calibrated" if calibrated and format_of(m) == "mxfp4" else "1.0" if m.input_scale is None else "source"
-        for m in written
-    }
+    origins = scale_origins((t for s in plan.shards for t in s.tensors), plan.calibration)
     return "mixed" if len(origins) > 1 else next(iter(origins), None)
 
 

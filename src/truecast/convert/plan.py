@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from truecast.checkpoint.source import Checkpoint
+from truecast.convert.calibrated import scale_origins
 from truecast.convert.importance import Importance
 from truecast.convert.int4_plan import quantized_anew
 from truecast.convert.parts import Cast
@@ -109,6 +110,8 @@ def plan(source: Checkpoint, target: Target, contents: Contents | None = None) -
     if layout.FORMAT == "mxfp4" and family.dialect not in (None, layout.DIALECT):
         note = f"no engine is known to read {family.name} in this dialect; its own is {family.dialect}"
     notes = [note] if note else []
+    if layout.FORMAT == "w4afp8" and "1.0" in scale_origins(emitted, chosen.calibration):
+        notes.append("activation scales of 1.0 saturate at 448; --calibration FILE takes measured ones")
     if layout.FORMAT in ("nvfp4", "mxfp4"):
         fp8_kept = sum(format_of(m) == "fp8" for m in chosen.kept)
         if fp8_kept:

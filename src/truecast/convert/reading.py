@@ -1,15 +1,13 @@
-"""Reading the source inside a worker: its files, opened once each, and the parts of a matrix, checked."""
+"""Reading the source inside a worker: the parts of a matrix, checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.checkpoint.files import ByteFile, Opener
+from truecast.checkpoint.files import ByteFile
 from truecast.convert.floats import widen
 from truecast.errors import InputError
 from truecast.formats import e8m0
@@ -20,27 +18,6 @@ U8 = NDArray[np.uint8]
 
 FEW_BLOCKS = 256
 """Up to so many blocks of a matrix are fetched one by one rather than with the whole matrix."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFiles:
-    """How to reach the source's files; travels to a worker, opens them there."""
-
-    opener: Opener
-
-    @contextmanager
-    def open(self) -> Iterator[Callable[[str], ByteFile]]:
-        """A function that gives the open file of a name; all are closed at the end."""
-        with ExitStack() as stack:
-            files: dict[str, ByteFile] = {}
-
-            def get(name: str) -> ByteFile:
-                if name not in files:
-                    files[name] = self.opener(name)
-                    stack.callback(files[name].close)
-                return files[name]
-
-            yield get
 
 
 class Codes:

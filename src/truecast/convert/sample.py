@@ -28,12 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.casts import fp8
-from truecast.checkpoint.files import ByteFile, Opener
+from truecast.checkpoint.files import ByteFile, Opener, opened
 from truecast.checkpoint.header import TensorInfo
 from truecast.convert.int4_plan import quantized_anew
 from truecast.convert.into_w4afp8 import quantized
 from truecast.convert.parts import Cast
-from truecast.convert.reading import SourceFiles, read_scale
+from truecast.convert.reading import read_scale
 from truecast.convert.select import Selection
 from truecast.errors import InputError
 from truecast.formats import e8m0
@@ -206,7 +206,7 @@ def _rows(view: View, rows: int, spans: Sequence[tuple[int, int]], file: ByteFil
 
 def _read_mxfp4(opener: Opener, matrix: Matrix) -> _Piece:
     spans = _spans(matrix.rows, max(1, STRIP_BYTES * 2 // matrix.cols), STRIPS)
-    with SourceFiles(opener).open() as read:
+    with opened(opener) as read:
         data = _rows(matrix.codes, matrix.rows, spans, read(matrix.codes.tensor.file))
         scale = _rows(matrix.scale, matrix.rows, spans, read(matrix.scale.tensor.file))
         if int(scale.max()) == e8m0.NAN:
@@ -231,7 +231,7 @@ def _read_plain(opener: Opener, info: TensorInfo) -> _Piece:
     rows = info.shape[0]
     tiles = random.Random(f"{SEED}:{info.name}").randrange(max(1, rows // _TILE))
     span = (tiles * _TILE, min(rows, (tiles + 1) * _TILE))
-    with SourceFiles(opener).open() as read:
+    with opened(opener) as read:
         data = _rows(View(info), rows, [span], read(info.file))
     return _Piece(data, np.empty(0, np.uint8), rows)
 

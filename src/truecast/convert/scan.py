@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.casts import mxfp4_to_nvfp4
-from truecast.checkpoint.files import ByteFile
+from truecast.checkpoint.files import ByteFile, Opener, opened
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.pool import run_jobs
 from truecast.convert import into_bf16, into_fp8, into_w4afp8
@@ -22,7 +22,6 @@ from truecast.convert.parts import Cast
 from truecast.convert.plan import Plan
 from truecast.convert.reading import (
     Codes,
-    SourceFiles,
     check_one_global_scale,
     check_scales,
     check_stored_shape,
@@ -63,7 +62,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    files: SourceFiles
+    opener: Opener
     groups: list[list[Matrix]]
     plain: list[TensorInfo]
     """BF16 weights that become FP8."""
@@ -81,10 +80,10 @@ def scan(plan: Plan, jobs: int = 1, progress: Callable[[int], None] | None = Non
     Raises: InputError for a NaN scale or a global scale that is not positive and finite, naming matrix, row and block.
     """
     result = Scan()
-    files = SourceFiles(plan.source.opener)
+    opener = plan.source.opener
     target = plan.cast_settings()
-    parts = [_Job(files, groups, [], target) for groups in _by_shard(plan.twin_groups)]
-    parts += [_Job(files, [], plain, target) for plain in _plain_by_shard(plan.fp8)]
+    parts = [_Job(opener, groups, [], target) for groups in _by_shard(plan.twin_groups)]
+    parts += [_Job(opener, [], plain, target) for plain in _plain_by_shard(plan.fp8)]
     with closing(run_jobs(_scan_part, parts, jobs)) as results:
         for part, job in results:
             result.merge(part)
@@ -116,7 +115,7 @@ def _plain_by_shard(plain: Iterable[TensorInfo]) -> list[list[TensorInfo]]:
 
 def _scan_part(job: _Job) -> Scan:
     result = Scan()
-    with job.files.open() as read:
+    with opened(job.opener) as read:
         for group in job.groups:
             for matrix in group:
                 check_stored_shape(matrix, read)

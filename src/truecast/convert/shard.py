@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import ByteFile, LocalFile, stream
+from truecast.checkpoint.files import ByteFile, LocalFile, Opener, opened, stream
 from truecast.checkpoint.journal import write_record
 from truecast.checkpoint.source import shard_path, stamp
 from truecast.checkpoint.writer import FileWriter
 from truecast.convert.parts import Cast
 from truecast.convert.place import ShardPlan
 from truecast.convert.produce import Producer
-from truecast.convert.reading import SourceFiles
 from truecast.errors import RefusedError
 
 
@@ -24,7 +23,7 @@ class ShardJob:
 
     shard: ShardPlan
     out: Path
-    files: SourceFiles
+    opener: Opener
     source_path: Path | None
     stamps: Mapping[str, list[int]]
     """Size and mtime of the source files that it reads, as they were when the run began."""
@@ -55,7 +54,7 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
 
 
 def _write_tensors(job: ShardJob, writer: FileWriter) -> dict[str, Any]:
-    with job.files.open() as read:
+    with opened(job.opener) as read:
         producer = Producer(read, job.m, job.target)
         if job.shard.verbatim:
             _copy_whole(read(job.shard.verbatim), writer)

@@ -44,7 +44,7 @@ KIMI_K3 = Family(
             "w4afp8",
             "sglang",
         ): "SGLang 0.5.20 as released cannot serve it: it drops ignored_layers and stops while it loads,"
-        " and computes SiLU instead of situ; patched, activation scales of 1.0 still saturate at 448",
+        " and computes SiLU instead of situ",
         (
             "w4afp8",
             "compressed-tensors",

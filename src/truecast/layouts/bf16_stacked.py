@@ -7,22 +7,18 @@ Source: huggingface/transformers, models/gpt_oss/modeling_gpt_oss.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from truecast.checkpoint.header import TensorInfo
 from truecast.layouts.base import Matrix, OutTensor
+from truecast.layouts.bf16 import match, quantization_config
 from truecast.layouts.stacked import stack_experts
+
+__all__ = ["DIALECT", "FORMAT", "NAME", "STACKED", "emit", "match", "quantization_config"]
 
 NAME = "bf16-stacked"
 FORMAT = "bf16"
 DIALECT = "bf16"
 STACKED = True
-
-
-def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]:
-    """Nothing: a plain tensor is not a quantized matrix. See :class:`truecast.layouts.base.Layout`."""
-    return []
 
 
 def emit(matrices: Sequence[Matrix], activations: bool) -> Iterator[OutTensor]:
@@ -33,8 +29,3 @@ def emit(matrices: Sequence[Matrix], activations: bool) -> Iterator[OutTensor]:
         yield OutTensor(stem, "BF16", (lead, first.cols, rows), "weight", pieces=pieces, transposed=True)
         if first.bias is not None:
             yield OutTensor(f"{stem}_bias", first.bias.tensor.dtype, (lead, rows), "bias", pieces=pieces)
-
-
-def quantization_config(excluded: Sequence[str], activations: bool) -> dict[str, Any]:
-    """Empty: an unquantized checkpoint has no ``quantization_config``."""
-    return {}

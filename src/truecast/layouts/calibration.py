@@ -10,9 +10,9 @@ For a module ``M`` with ``in`` input channels, over the tokens ``x`` that reache
 expert that was never routed to: its tensors then hold the values of its layer, taken over all tokens that reached any
 expert of the bank. One tensor, not one a module: with those, Kimi-K3's header would exceed the format's 100 MB.
 
-Metadata, all of it text: ``schema``; ``source``, the fingerprint of the checkpoint that was run; ``documents``, a JSON
-object id -> :func:`document_sha256`, by which an audit refuses documents that were calibrated on; ``tokens``, how many were
-run; ``never_routed``, a JSON list of the modules with 0 tokens.
+Metadata, all of it text: ``schema``; ``source`` and ``weights``, fingerprint and ``weights_sha256`` of the checkpoint that
+was run; ``documents``, a JSON object id -> :func:`document_sha256`, by which an audit refuses documents that were
+calibrated on; ``tokens``, how many were run; ``never_routed``, a JSON list of the modules with 0 tokens.
 
 An engine scales activations by ``amax / 448`` (E4M3's largest number): ``x = input_scale * x_fp8``. SGLang 0.5.20 rounds the
 stored scales to BF16, and uses the largest of the experts that lie on one GPU, for w1 and w3 together and for w2.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ F32 = NDArray[np.float32]
 SCHEMA = "truecast.calibration/1"
 AMAX, MOMENT, HESSIAN = ".input_amax", ".input_second_moment", ".input_hessian"
 TOKENS = "input_tokens"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 LARGEST_E4M3 = np.float32(448)
 LEAST_SCALE = np.float32(2.0**-24)
 """Inputs that are all (nearly) zero get this scale: division by it stays finite."""
@@ -63,6 +65,7 @@ class Calibration:
     path: Path
     sha256: str
     source: str
+    weights: str
     documents: Mapping[str, str]
     tokens: int
     never_routed: frozenset[str]
@@ -156,19 +159,28 @@ def open_calibration(path: Path) -> Calibration:
             raise ValueError("documents is no map from id to sha256")
         if not isinstance(never, list) or not all(isinstance(name, str) for name in never):
             raise ValueError("never_routed is no list of names")
-        source, tokens = metadata["source"], int(metadata["tokens"])
+        source, weights, tokens = metadata["source"], metadata["weights"], int(metadata["tokens"])
+        if not documents or not all(is_sha256(one) for one in documents.values()):
+            raise ValueError("documents does not say by their sha256 what was run")
     except (ValueError, KeyError, RecursionError) as error:
         why = f"its metadata lacks {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(f"is no calibration: {why}", where=str(path), fix="make it with truecast calibrate") from None
-    return Calibration(path, digest.hexdigest(), source, documents, tokens, frozenset(never), tensors, before)
+    return Calibration(path, digest.hexdigest(), source, weights, documents, tokens, frozenset(never), tensors, before)
 
 
 def write_calibration(
-    path: Path, statistics: Mapping[str, InputStatistics], *, source: str, documents: Mapping[str, str], tokens: int
+    path: Path,
+    statistics: Mapping[str, InputStatistics],
+    *,
+    source: str,
+    weights: str,
+    documents: Mapping[str, str],
+    tokens: int,
 ) -> str:
     """Write a file; modules, and ids of documents, in the order given. Returns its sha256.
 
-    ``source``: fingerprint of the checkpoint that was run; ``documents``: id -> :func:`document_sha256`.
+    ``source`` and ``weights``: fingerprint and ``weights_sha256`` of the checkpoint that was run;
+    ``documents``: id -> :func:`document_sha256`.
     Raises: RefusedError where the header would be longer than safetensors allows.
     """
     arrays: dict[str, NDArray[Any]] = {TOKENS: np.array([found.tokens for found in statistics.values()], "<i8")}
@@ -180,6 +192,7 @@ def write_calibration(
     metadata = {
         "schema": SCHEMA,
         "source": source,
+        "weights": weights,
         "documents": json.dumps(dict(documents), ensure_ascii=False),
         "tokens": str(tokens),
         "never_routed": json.dumps([module for module, found in statistics.items() if found.tokens == 0]),
@@ -203,3 +216,8 @@ def write_calibration(
 def document_sha256(tokens: Iterable[int]) -> str:
     """What tells two documents apart: sha256 over their token ids as little-endian int64."""
     return hashlib.sha256(np.fromiter(tokens, "<i8").tobytes()).hexdigest()
+
+
+def is_sha256(text: str) -> bool:
+    """Is it one as :func:`document_sha256` writes it?"""
+    return _SHA256.fullmatch(text) is not None

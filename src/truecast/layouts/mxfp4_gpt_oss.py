@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from truecast.checkpoint.header import TensorInfo
-from truecast.layouts.base import Matrix, OutTensor, View
-from truecast.layouts.stacked import MEMBERS, is_stacked_bias, slots, stack_experts
+from truecast.layouts.base import Matrix, OutTensor
+from truecast.layouts.stacked import MEMBERS, is_stacked_bias, stack_experts, unstack
 
 NAME = "mxfp4-gpt-oss"
 FORMAT = "mxfp4"
@@ -39,18 +39,7 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
         return []
     if bias is not None and not is_stacked_bias(bias, experts, stacked_rows):
         return []
-    return [
-        Matrix(
-            name=name,
-            layout=NAME,
-            rows=stacked_rows // step,
-            cols=blocks * 32,
-            codes=View(tensor, expert, start, step),
-            scale=View(scale, expert, start, step),
-            bias=View(bias, expert, start, step) if bias is not None else None,
-        )
-        for name, expert, start, step in slots(bank, projection, experts)
-    ]
+    return unstack(NAME, stem, stacked_rows, blocks * 32, tensor, scale, bias)
 
 
 def emit(matrices: Sequence[Matrix], activations: bool) -> Iterator[OutTensor]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from truecast.checkpoint.header import TensorInfo
 from truecast.layouts import nvfp4_modelopt
-from truecast.layouts.base import Matrix, OutTensor, View
-from truecast.layouts.stacked import MEMBERS, is_stacked_bias, slots, stack_experts
+from truecast.layouts.base import Matrix, OutTensor
+from truecast.layouts.stacked import MEMBERS, is_stacked_bias, stack_experts, unstack
 
 NAME = "nvfp4-modelopt-stacked"
 FORMAT = "nvfp4"
@@ -44,20 +44,18 @@ def match(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]
         return []
     if bias is not None and not is_stacked_bias(bias, experts, stacked_rows):
         return []
-    return [
-        Matrix(
-            name=name,
-            layout=NAME,
-            rows=stacked_rows // step,
-            cols=half_cols * 2,
-            codes=View(tensor, expert, start, step, transposed=True),
-            scale=View(scale, expert, start, step, transposed=True),
-            global_scale=View(global_scale),
-            input_scale=View(input_scale) if input_scale is not None else None,
-            bias=View(bias, expert, start, step) if bias is not None else None,
-        )
-        for name, expert, start, step in slots(bank, projection, experts)
-    ]
+    return unstack(
+        NAME,
+        tensor.name,
+        stacked_rows,
+        half_cols * 2,
+        tensor,
+        scale,
+        bias,
+        transposed=True,
+        global_scale=global_scale,
+        input_scale=input_scale,
+    )
 
 
 def emit(matrices: Sequence[Matrix], activations: bool) -> Iterator[OutTensor]:

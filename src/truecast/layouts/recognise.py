@@ -36,6 +36,7 @@ _PACKED_DTYPES = ("U8", "I8", "F4", "I32")
 _CODE_DTYPES = (*_PACKED_DTYPES, "F8_E4M3")
 """Dtypes that codes may have. FP8 says nothing of scales: where it fits no layout it is a plain tensor."""
 _FOREIGN = (".weight_zero_point", ".weight_g_idx")
+_RAGGED = "columns-not-multiple"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def recognise(tensors: Mapping[str, TensorInfo], problem: Callable[[InputError],
                     _report(problem, fault)
                 for matrix in found:
                     if matrix.name in matrices:
-                        _report(problem, InputError(f"{matrix.name} is stored twice", where=matrix.where))
+                        twice = f"{matrix.name} is stored twice"
+                        _report(problem, InputError(twice, where=matrix.where, code="matrix-duplicate"))
                     matrices[matrix.name] = matrix
                     claimed.update(view.tensor.name for view in matrix.parts.values())
                 break
@@ -120,14 +122,17 @@ def _packed_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Inpu
     elif bank:
         packed, rest = tensor.shape[1:2], list(tensor.shape[:1])
     cols, rows = math.prod(packed) * 2, list(tensor.shape[2:]) if bank else []
+    code = ""
     if 0 in tensor.shape:
         problem = f"{tensor.dtype} {list(tensor.shape)} holds no element"
     elif tensor.dtype in ("U8", "I8") and cols % (multiple := 128 if ".weight_scale_inv" in partners else 32):
         problem = f"its last dimension holds {cols} elements, which is no multiple of {multiple}"
+        code = _RAGGED
     elif not partners:
         problem = f"{tensor.dtype} {list(tensor.shape)} looks packed, but its scales are missing"
     elif tensor.dtype == "I32" and tensor.name.endswith(".weight_packed"):
-        problem = f"I32 {list(tensor.shape)} with {have} {_words_fault(tensor, stem, partners, tensors)}"
+        words, code = _words_fault(tensor, stem, partners, tensors)
+        problem = f"I32 {list(tensor.shape)} with {have} {words}"
     elif tensor.dtype == "I8" and ".weight_scale_inv" in partners:
         problem = (
             f"I8 {list(tensor.shape)} with {have} fits no layout; W4AFP8 wants a weight of two dimensions and"
@@ -141,25 +146,26 @@ def _packed_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Inpu
             f"{tensor.dtype} {list(tensor.shape)} with {have} fits no layout;{mxfp4}"
             f" NVFP4 wants scales F8_E4M3 {[*rest, cols // 16, *rows]} and an F32 scalar global scale"
         )
-    return InputError(problem, where=tensor.where, fix="download it again, or name the format in an issue")
+    return InputError(problem, where=tensor.where, fix="download it again, or name the format in an issue", code=code)
 
 
 def _words_fault(
     tensor: TensorInfo, stem: str, partners: Mapping[str, TensorInfo], tensors: Mapping[str, TensorInfo]
-) -> str:
-    """What keeps 4-bit codes in I32 words from being read."""
+) -> tuple[str, str]:
+    """What keeps 4-bit codes in I32 words from being read, and the code of that fault."""
     cols = tensor.shape[-1] * 8
     foreign = next((suffix for suffix in _FOREIGN if stem + suffix in tensors), None)
     if foreign:
-        return f"has a {foreign[1:]} too; only symmetric 4-bit codes in their own order are read"
+        return f"has a {foreign[1:]} too; only symmetric 4-bit codes in their own order are read", ""
     if cols % 128:
-        return f"is packed in words of {cols} elements a row, which is no multiple of 128"
+        return f"is packed in words of {cols} elements a row, which is no multiple of 128", _RAGGED
     wanted = f"scales BF16, F16 or F32 {[*tensor.shape[:-1], cols // 128]} and a weight_shape I64 [2]"
     scale = partners.get(".weight_scale")
     groups = scale.shape[1] if scale and len(scale.shape) == len(tensor.shape) == 2 else 0
     if groups and groups != cols // 128 and cols % groups == 0:
-        return f"has one scale for {cols // groups} elements (as 4-bit codes); only groups of 128 are read: {wanted}"
-    return f"fits no layout; W4AFP8 in words wants two dimensions, {wanted}"
+        of = cols // groups
+        return f"has one scale for {of} elements (as 4-bit codes); only groups of 128 are read: {wanted}", ""
+    return f"fits no layout; W4AFP8 in words wants two dimensions, {wanted}", ""
 
 
 def _fp8_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> InputError | None:
@@ -196,4 +202,5 @@ def _orphan_fault(tensor: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Inpu
         f"{tensor.dtype} {list(tensor.shape)} {kind}, but {missing} is missing",
         where=tensor.where,
         fix="download the checkpoint again",
+        code="scale-orphan",
     )

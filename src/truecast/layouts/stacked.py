@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from truecast.checkpoint.header import BITS, TensorInfo
 from truecast.errors import InputError
-from truecast.layouts.base import Matrix
+from truecast.layouts.base import Matrix, View
 
 MEMBERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Stacked projection -> the matrices interleaved in its rows: gate in the even rows, up in the odd ones."""
@@ -19,12 +19,41 @@ MEMBERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 _SPELLINGS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
-def slots(bank: str, projection: str, experts: int) -> Iterator[tuple[str, int, int, int]]:
-    """The matrices of a stacked projection: ``(name, expert, first row, every n-th row)``."""
+def unstack(
+    layout: str,
+    stem: str,
+    rows: int,
+    cols: int,
+    codes: TensorInfo,
+    scale: TensorInfo,
+    bias: TensorInfo | None,
+    transposed: bool = False,
+    global_scale: TensorInfo | None = None,
+    input_scale: TensorInfo | None = None,
+) -> list[Matrix]:
+    """The matrices of a stacked projection ``<bank>.<projection>`` of ``rows`` interleaved rows and ``cols`` columns.
+
+    ``codes`` and ``scale`` are stacks, ``transposed`` where they lie ``[in, out]``; the bank has one global scale and
+    one input scale at the most.
+    """
+    bank, _, projection = stem.rpartition(".")
     names = MEMBERS[projection]
-    for expert in range(experts):
-        for start, name in enumerate(names):
-            yield f"{bank}.{expert}.{name}", expert, start, len(names)
+    step = len(names)
+    return [
+        Matrix(
+            name=f"{bank}.{expert}.{name}",
+            layout=layout,
+            rows=rows // step,
+            cols=cols,
+            codes=View(codes, expert, start, step, transposed),
+            scale=View(scale, expert, start, step, transposed),
+            global_scale=View(global_scale) if global_scale is not None else None,
+            input_scale=View(input_scale) if input_scale is not None else None,
+            bias=View(bias, expert, start, step) if bias is not None else None,
+        )
+        for expert in range(codes.shape[0])
+        for start, name in enumerate(names)
+    ]
 
 
 def is_stacked_bias(bias: TensorInfo, experts: int, rows: int) -> bool:

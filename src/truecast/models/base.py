@@ -31,8 +31,9 @@ class Layer(Protocol):
 class Head(Protocol):
     """What follows the last layer."""
 
-    weight: Tensor
-    """``[V, hidden]``."""
+    @property
+    def weight(self) -> Tensor:
+        """``[V, hidden]``."""
 
     def final(self, hidden: Hidden) -> Tensor:
         """What the head's matrix is applied to, normed. Shape: ``[N, hidden]``."""

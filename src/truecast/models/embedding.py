@@ -8,10 +8,12 @@ from torch import Tensor
 from truecast.checkpoint.files import ByteFile
 from truecast.checkpoint.header import TensorInfo
 from truecast.errors import InputError
+from truecast.models.stored import DTYPES
+
+EMBEDDING = "embed_tokens.weight"
+"""The embedding's name, behind what all names of a checkpoint begin with."""
 
 _SLAB_BYTES = 64 << 20
-
-_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
 def check_tokens(tokens: Tensor, vocab: int) -> None:
@@ -35,7 +37,7 @@ def look_up(tokens: Tensor, info: TensorInfo, file: ByteFile) -> Tensor:
     row_bytes = info.nbytes // rows
     step = max(1, _SLAB_BYTES // row_bytes)
     tokens = tokens.cpu()
-    result = torch.empty(tokens.shape[0], width, dtype=_DTYPES[info.dtype])
+    result = torch.empty(tokens.shape[0], width, dtype=DTYPES[info.dtype])
     slabs = tokens // step
     for slab in torch.unique(slabs).tolist():
         first, end = slab * step, min(rows, (slab + 1) * step)

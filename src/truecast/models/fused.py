@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache, wraps
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -23,39 +24,59 @@ Result = TypeVar("Result")
 def fused(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """The same function, compiled where :func:`suits` holds for its tensors; as it is elsewhere.
 
-    The first axis of a matrix may differ from call to call. Where compilation fails for tensors of some dtypes and widths,
-    the function runs as it is for them, the first time too, after one warning: what is computed twice gives the same bits.
-    ``__wrapped__`` is the function itself.
+    The same arguments give the same bits, whatever came before: each combination of dtypes, widths and numbers has code of
+    its own, for any length of the first axes. (Left to itself the compiler makes more general code when it sees a second
+    width, and from then on uses that for the first too; and it chooses among kernels by timing them.) Where compiling fails
+    for a combination, the function runs as it is for that one, after one warning. ``__wrapped__`` is the function itself.
     """
-    compiled: list[Callable[Given, Result]] = []
-    failed: set[tuple[object, ...]] = set()
+    compiled: dict[Hashable, Callable[Given, Result]] = {}
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
-        tensors = list(_tensors((*args, *kwargs.values())))
-        kind = tuple((t.dtype, t.shape[1:]) for t in tensors)
-        if kind in failed or not suits(*tensors):
+        values = (*args, *kwargs.values())
+        tensors = list(_tensors(values))
+        if not suits(*tensors):
             return function(*args, **kwargs)
-        if not compiled:
+        kind = tuple(_kind(value) for value in values)
+        if kind not in compiled:
             limits: Any = torch._dynamo.config
             limits.recompile_limit = max(limits.recompile_limit, _VARIANTS)
-            compiled.append(torch.compile(function))
+            compiled[kind] = torch.compile(_copy(function), options={"deterministic": True})
         for tensor in tensors:
             if tensor.ndim > 1:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
             with torch.no_grad():
-                return compiled[0](*args, **kwargs)
+                return compiled[kind](*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            name = getattr(function, "__name__", "a function")
-            if not failed:
+            if function not in compiled.values():
+                name = getattr(function, "__name__", "a function")
                 _log.warning("cannot compile %s, which runs slower as it is: %s", name, str(error).partition("\n")[0])
-            failed.add(kind)
+            compiled[kind] = function
             return function(*args, **kwargs)
 
     return call
+
+
+def _kind(value: object) -> Hashable:
+    """What code is compiled for: everything of an argument but a tensor's numbers and, of a matrix, how many rows."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape[1:] if value.ndim > 1 else value.shape, value.stride()
+    if isinstance(value, (list, tuple)):
+        return tuple(_kind(item) for item in value)
+    return value if isinstance(value, Hashable) else type(value)
+
+
+def _copy(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """The same function under a code object of its own, which is what the compiler keeps its results by."""
+    if not isinstance(function, FunctionType):
+        return function
+    code = function.__code__.replace()
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def suits(*tensors: Tensor) -> bool:

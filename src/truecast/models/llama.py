@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from truecast.models.head import head_matrix
 from truecast.models.hidden import Hidden
 from truecast.models.linear import Linear
 from truecast.models.memory import nbytes
 from truecast.models.norm import rms_norm
-from truecast.models.parts import Parts
 from truecast.models.rope import frequencies, rotate
 from truecast.models.rows import Rows, by_documents
 from truecast.models.settings import Settings
@@ -158,19 +158,16 @@ class LlamaHead:
         return rms_norm(hidden.stream, self.norm, self.eps)
 
 
-class LlamaModel(Parts):
-    """See :class:`truecast.models.base.Decoder`."""
+@dataclass(frozen=True, slots=True)
+class Llama:
+    """See :class:`truecast.models.model.Architecture`."""
 
-    family = "llama"
+    config: LlamaConfig
+    family: ClassVar[str] = "llama"
 
-    def __init__(self, config: LlamaConfig, parts: Parts) -> None:
-        super().__init__(parts.checkpoint, parts.contents, parts.device, parts.dtype)
-        self.config = config
-        self.layers, self.vocab, self.hidden = config.layers, config.vocab, config.hidden
-
-    def build_layer(self, i: int, stored: Stored) -> LlamaLayer:
-        """See :class:`truecast.models.parts.Parts`."""
-        config, prefix = self.config, f"{self.prefix}layers.{i}."
+    def layer(self, i: int, prefix: str, stored: Stored) -> LlamaLayer:
+        """See :class:`truecast.models.model.Architecture`."""
+        config, prefix = self.config, f"{prefix}layers.{i}."
         inner, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         return LlamaLayer(
             config,
@@ -186,11 +183,12 @@ class LlamaModel(Parts):
             down=stored.linear(f"{prefix}mlp.down_proj", config.hidden, config.width),
         )
 
-    def build_head(self, stored: Stored) -> LlamaHead:
-        """See :class:`truecast.models.parts.Parts`."""
-        norm = stored.tensor(f"{self.prefix}norm.weight", (self.hidden,))
-        return LlamaHead(norm, self.head_matrix(stored, self.config.tied), self.config.eps)
+    def head(self, prefix: str, stored: Stored) -> LlamaHead:
+        """See :class:`truecast.models.model.Architecture`."""
+        config = self.config
+        norm = stored.tensor(f"{prefix}norm.weight", (config.hidden,))
+        return LlamaHead(norm, head_matrix(prefix, stored, config.vocab, config.hidden, config.tied), config.eps)
 
     def new_cache(self) -> list[LlamaCache]:
         """See :class:`truecast.models.base.Decoder`."""
-        return [LlamaCache() for _ in range(self.layers)]
+        return [LlamaCache() for _ in range(self.config.layers)]

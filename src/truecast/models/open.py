@@ -12,9 +12,9 @@ from truecast.errors import InputError
 from truecast.layouts.recognise import recognise
 from truecast.models import llama
 from truecast.models.base import Decoder
-from truecast.models.kimi_k3.config import K3Config, read_config
-from truecast.models.kimi_k3.model import K3Model
-from truecast.models.parts import Parts
+from truecast.models.kimi_k3.config import read_config
+from truecast.models.kimi_k3.model import KimiK3
+from truecast.models.model import Model
 
 
 def open_model(
@@ -36,6 +36,9 @@ def open_model(
         )
     device = torch.device(device)
     chosen = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    config = llama.read_config(checkpoint.config, where) if kind == "llama" else read_config(checkpoint.config, where)
-    parts = Parts(checkpoint, recognise(checkpoint.tensors), device, chosen)
-    return K3Model(config, parts) if isinstance(config, K3Config) else llama.LlamaModel(config, parts)
+    architecture = (
+        llama.Llama(llama.read_config(checkpoint.config, where))
+        if kind == "llama"
+        else KimiK3(read_config(checkpoint.config, where))
+    )
+    return Model(architecture, checkpoint, recognise(checkpoint.tensors), device, chosen)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,7 +19,8 @@ from truecast.layouts.recognise import Contents
 from truecast.models.linear import Dense, Linear
 from truecast.models.packed import Packed
 
-_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+"""Dtypes of plain tensors, as safetensors and as PyTorch call them."""
 _TILES = {"mxfp4": (1, 32), "nvfp4": (1, 16), "w4afp8": (1, 128)}
 _FP8_TILES = {"deepseek": (128, 128), "compressed-tensors": (1, 0)}
 
@@ -38,7 +38,9 @@ class Stored:
         self, checkpoint: Checkpoint, contents: Contents, device: torch.device, dtype: torch.dtype, read: Read | None
     ) -> None:
         self._checkpoint, self._contents = checkpoint, contents
-        self._device, self._dtype, self._read = device, dtype, read
+        self.dtype = dtype
+        """That of the model's activations."""
+        self._device, self._read = device, read
         self.used: list[TensorInfo] = []
 
     @property
@@ -54,7 +56,7 @@ class Stored:
         """A plain tensor of one of these shapes; in the model's dtype, or float32 where it is stored so."""
         info = self.info(name, *shapes)
         self.used.append(info)
-        stored = _DTYPES[info.dtype]
+        stored = DTYPES[info.dtype]
         if self._read is None:
             return torch.empty(info.shape, dtype=stored, device="meta")
         data = torch.empty(info.nbytes, dtype=torch.uint8)
@@ -64,7 +66,7 @@ class Stored:
             raise InputError(
                 "holds what is no finite number", where=info.where, fix="download it again, or do not trust it"
             )
-        return value if info.dtype == "F32" else value.to(self._dtype)
+        return value if info.dtype == "F32" else value.to(self.dtype)
 
     def info(self, name: str, *shapes: tuple[int, ...]) -> TensorInfo:
         """The header entry of a plain tensor, checked."""
@@ -74,11 +76,15 @@ class Stored:
         if shapes and info.shape not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
             raise InputError(f"has shape {list(info.shape)}; config.json makes it {wanted}", where=info.where)
-        if info.dtype not in _DTYPES:
+        if info.dtype not in DTYPES:
             raise InputError(
                 f"is {info.dtype}, and no scales that belong to a known layout stand beside it", where=info.where
             )
         return info
+
+    def where(self, name: str) -> str:
+        """Tensor and file, for messages."""
+        return self.info(name).where
 
     def linear(self, module: str, rows: int, cols: int) -> Linear:
         """The matrix of a module, quantized or plain. ``module`` is the name without ``.weight``."""
@@ -106,7 +112,7 @@ class Stored:
             codes,
             scale,
             _FP8_TILES[layout.DIALECT] if kind == "fp8" else _TILES[kind],
-            self._dtype,
+            self.dtype,
             factor,
             layout.NAME == "nvfp4-compressed-tensors",
             input_scale,
@@ -123,7 +129,7 @@ class Stored:
         if matrix.layout == w4afp8_compressed_tensors.NAME:
             codes = codes ^ 0x88  # stored as value + 8
         if kind in ("w4afp8", "fp8"):
-            scale = scale.view(_DTYPES[matrix.scale.tensor.dtype])
+            scale = scale.view(DTYPES[matrix.scale.tensor.dtype])
         bad = {"mxfp4": scale == 255, "nvfp4": (scale & 0x7F) == 0x7F} if scale.dtype == torch.uint8 else {}
         if bool(bad.get(kind, ~torch.isfinite(scale)).any()):
             raise InputError("holds a scale that is no finite number", where=matrix.scale.tensor.where)
@@ -151,22 +157,7 @@ class Stored:
         """A scale of a whole tensor; positive and finite."""
         assert self._read is not None
         raw = self._read(view.tensor.file).read(view.tensor.start, view.tensor.end)
-        value = float(torch.frombuffer(bytearray(raw), dtype=_DTYPES[view.tensor.dtype])[0])
+        value = float(torch.frombuffer(bytearray(raw), dtype=DTYPES[view.tensor.dtype])[0])
         if not 0 < value < float("inf"):
             raise InputError(f"is {value}; a scale is positive and finite", where=view.tensor.where)
         return value
-
-
-@contextmanager
-def opened(checkpoint: Checkpoint) -> Iterator[Read]:
-    """A function that gives the open file of a name; all are closed at the end."""
-    with ExitStack() as stack:
-        files: dict[str, ByteFile] = {}
-
-        def get(name: str) -> ByteFile:
-            if name not in files:
-                files[name] = checkpoint.opener(name)
-                stack.callback(files[name].close)
-            return files[name]
-
-        yield get

@@ -39,6 +39,7 @@ svg .label { fill: var(--ink); font-size: 12px; }
 .key .third::before { border-top: 2px dotted var(--third); }
 details { margin-top: .5rem; font-size: .875rem; } summary { cursor: pointer; color: var(--quiet); }
 .scroll { overflow: auto; max-height: 24rem; white-space: nowrap; overflow-wrap: normal; }
+.scroll td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 9.5rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .2rem .5rem; border-bottom: 1px solid var(--rule); font-weight: 400; }
 thead th { color: var(--quiet); vertical-align: bottom; }

@@ -42,7 +42,7 @@ _SCALED = {
     "1.0": "static scales of 1.0",
     "source": "static scales of the source",
     "calibrated": "static scales, the largest activation of a calibration over 448",
-    "mixed": "static scales of the source, 1.0 where it has none",
+    "mixed": "static scales of the source or of a calibration, 1.0 where there is neither",
 }
 
 

@@ -23,8 +23,10 @@ def figure(number: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as percent with sensible digits: ``96.4%``, ``0.43%``, ``100%``."""
+    """A share as percent with sensible digits: ``96.4%``, ``0.43%``, ``100%``; ``< 0.001%`` for what is less."""
     number = 100 * share
+    if 0 < number < 0.001:
+        return "< 0.001%"
     if number in (0, 100):
         return f"{number:.0f}%"
     if number > 99:  # what is missing tells

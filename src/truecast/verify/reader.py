@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
-from truecast.checkpoint.files import ByteFile, Opener
+from truecast.checkpoint.files import ByteFile, Opener, opened
 
 CHUNK_BYTES = 1 << 18
 """Files are read in pieces of this size: both sides' pieces stay in the cache while they are hashed and compared, and
@@ -108,13 +108,11 @@ def open_files(
     opener: Opener, remember: bool
 ) -> Iterator[tuple[Callable[[str], CountingFile], dict[str, CountingFile]]]:
     """A function that gives the open file of a name, and the files opened so far; all are closed at the end."""
-    with ExitStack() as stack:
-        files: dict[str, CountingFile] = {}
+    files: dict[str, CountingFile] = {}
 
-        def get(name: str) -> CountingFile:
-            if name not in files:
-                files[name] = CountingFile(opener(name), remember)
-                stack.callback(files[name].close)
-            return files[name]
+    def counted(name: str) -> CountingFile:
+        files[name] = CountingFile(opener(name), remember)
+        return files[name]
 
+    with opened(counted) as get:
         yield get, files

@@ -74,14 +74,15 @@ def attention(
         if past and x.shape[0] == 1 and taps is PLAIN:
             attended = _absorbed(q, latent, key, w, config)
         else:
-            attended = _expanded(q[None], latent[None], key[None], w, config, taps, past)[0]
+            attended = _expanded(q[None], w.kv_b(latent, taps)[None], key[None], config, past)[0]
         attended = w.out(gated(attended, w.gate(x, taps)), taps)
     return attended
 
 
 def _documents(rows: Rows, x: Tensor, latent: Tensor, key: Tensor, *, w: Mla, config: K3Config, taps: Taps) -> Tensor:
     q = rows.pad(_queries(x, w, config, taps))
-    attended = rows.flat(_expanded(q, rows.pad(latent), rows.pad(key), w, config, taps, 0))
+    kv = rows.pad(w.kv_b(latent, taps))  # padded after the product: nothing but tokens enters a quantized matrix
+    attended = rows.flat(_expanded(q, kv, rows.pad(key), config, 0))
     return w.out(gated(attended, w.gate(x, taps)), taps)
 
 
@@ -91,16 +92,15 @@ def _queries(x: Tensor, w: Mla, config: K3Config, taps: Taps) -> Tensor:
     return q.reshape(x.shape[0], config.heads, -1)
 
 
-def _expanded(q: Tensor, latent: Tensor, key: Tensor, w: Mla, config: K3Config, taps: Taps, past: int) -> Tensor:
+def _expanded(q: Tensor, kv: Tensor, key: Tensor, config: K3Config, past: int) -> Tensor:
     """Causal attention with keys and values written out.
 
-    Shapes: q ``[B, n, H, nope + rope]``, latent ``[B, past + n, kv_lora]``, key ``[B, past + n, rope]`` ->
+    Shapes: q ``[B, n, H, nope + rope]``, kv ``[B, past + n, H (nope + v)]``, key ``[B, past + n, rope]`` ->
     ``[B, n, H v]``.
     """
     batch, tokens, heads, width = q.shape
-    length = latent.shape[1]
-    kv = w.kv_b(latent.reshape(batch * length, -1), taps).reshape(batch, length, heads, -1)
-    k_nope, v = torch.split(kv, [config.nope_dim, config.v_dim], dim=-1)
+    length = kv.shape[1]
+    k_nope, v = torch.split(kv.reshape(batch, length, heads, -1), [config.nope_dim, config.v_dim], dim=-1)
     k = torch.cat([k_nope, key[:, :, None].expand(-1, -1, heads, -1)], dim=-1)
     if q.is_cuda and config.v_dim < width:
         v = functional.pad(v, (0, width - config.v_dim))  # the fast kernels want one width

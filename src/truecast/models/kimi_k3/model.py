@@ -1,11 +1,13 @@
-"""Kimi-K3 as a decoder whose layers are loaded one at a time."""
+"""Kimi-K3: what its layers and its head are made of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
+from truecast.models.head import head_matrix
 from truecast.models.hidden import Hidden
 from truecast.models.kimi_k3 import weights
 from truecast.models.kimi_k3.attn_res import AttnRes, mix
@@ -14,7 +16,6 @@ from truecast.models.kimi_k3.kda import KdaCache
 from truecast.models.kimi_k3.layer import K3Layer
 from truecast.models.kimi_k3.mla import MlaCache
 from truecast.models.norm import rms_norm
-from truecast.models.parts import Parts
 from truecast.models.stored import Stored
 
 
@@ -33,26 +34,24 @@ class K3Head:
         return rms_norm(mixed, self.norm, self.config.eps)
 
 
-class K3Model(Parts):
-    """See :class:`truecast.models.base.Decoder`."""
+@dataclass(frozen=True, slots=True)
+class KimiK3:
+    """See :class:`truecast.models.model.Architecture`."""
 
-    family = "kimi_k3"
+    config: K3Config
+    family: ClassVar[str] = "kimi_k3"
 
-    def __init__(self, config: K3Config, parts: Parts) -> None:
-        super().__init__(parts.checkpoint, parts.contents, parts.device, parts.dtype)
-        self.config = config
-        self.layers, self.vocab, self.hidden = config.layers, config.vocab, config.hidden
+    def layer(self, i: int, prefix: str, stored: Stored) -> K3Layer:
+        """See :class:`truecast.models.model.Architecture`."""
+        return weights.layer(self.config, i, prefix, stored)
 
-    def build_layer(self, i: int, stored: Stored) -> K3Layer:
-        """See :class:`truecast.models.parts.Parts`."""
-        return weights.layer(self.config, i, self.prefix, stored)
-
-    def build_head(self, stored: Stored) -> K3Head:
-        """See :class:`truecast.models.parts.Parts`."""
-        res = weights.attn_res(self.config, f"{self.prefix}output_attn_res", stored)
-        norm = stored.tensor(f"{self.prefix}norm.weight", (self.hidden,))
-        return K3Head(self.config, res, norm, self.head_matrix(stored, self.config.tied))
+    def head(self, prefix: str, stored: Stored) -> K3Head:
+        """See :class:`truecast.models.model.Architecture`."""
+        config = self.config
+        res = weights.attn_res(config, f"{prefix}output_attn_res", stored)
+        norm = stored.tensor(f"{prefix}norm.weight", (config.hidden,))
+        return K3Head(config, res, norm, head_matrix(prefix, stored, config.vocab, config.hidden, config.tied))
 
     def new_cache(self) -> list[KdaCache | MlaCache]:
         """See :class:`truecast.models.base.Decoder`."""
-        return [KdaCache() if self.config.is_kda(i) else MlaCache() for i in range(self.layers)]
+        return [KdaCache() if self.config.is_kda(i) else MlaCache() for i in range(self.config.layers)]

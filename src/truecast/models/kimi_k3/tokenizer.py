@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from truecast.checkpoint.files import LocalOpener, Opener
+from truecast.checkpoint.files import LocalOpener, Opener, read_whole
 from truecast.errors import InputError
 
 RANKS_FILE = "tiktoken.model"
@@ -154,8 +154,8 @@ def open_tokenizer(folder: str | Path) -> K3Tokenizer:
 def load_tokenizer(opener: Opener, location: str) -> K3Tokenizer:
     """The tokenizer from ``tiktoken.model`` and ``tokenizer_config.json`` behind ``opener``. Raises: InputError."""
     ranks_at, config_at = f"{location}/{RANKS_FILE}", f"{location}/{CONFIG_FILE}"
-    ranks = parse_ranks(_read(opener, RANKS_FILE, ranks_at, MAX_RANKS_BYTES), ranks_at)
-    names = parse_names(_read(opener, CONFIG_FILE, config_at, MAX_CONFIG_BYTES), config_at)
+    ranks = parse_ranks(read_whole(opener(RANKS_FILE), ranks_at, MAX_RANKS_BYTES), ranks_at)
+    names = parse_names(read_whole(opener(CONFIG_FILE), config_at, MAX_CONFIG_BYTES), config_at)
     return K3Tokenizer(ranks, names, ranks_at)
 
 
@@ -196,16 +196,6 @@ def parse_names(raw: bytes, where: str) -> dict[int, str]:
         if not isinstance(name, str) or not name.isprintable():
             raise InputError("names a special token by what is no printable text", where=where)
     return names
-
-
-def _read(opener: Opener, name: str, where: str, limit: int) -> bytes:
-    file = opener(name)
-    try:
-        if file.size > limit:
-            raise InputError(f"{file.size} bytes are more than the {limit} that such a file may have", where=where)
-        return bytes(file.read(0, file.size))
-    finally:
-        file.close()
 
 
 def _check_ranks(ranks: Mapping[bytes, int], where: str) -> None:

@@ -12,7 +12,7 @@ from truecast.models.kimi_k3.chat import DEFAULT_EFFORT, render
 from truecast.models.kimi_k3.reply import Event, Reasoning, ReplyParser, ToolCall
 from truecast.models.sampling import Scored
 from truecast.models.text import Tokenizer
-from truecast.serve.reference.choices import Choices, sampler, spelled, tokens_of
+from truecast.serve.reference.choices import pieces, sampler, spelled, tokens_of
 from truecast.serve.reference.engine import Finished, Item, Job
 from truecast.serve.reference.errors import ApiError
 from truecast.serve.reference.schema import ChatRequest
@@ -34,7 +34,7 @@ class Chat:
     async def whole(self) -> dict[str, Any]:
         """The answer as one object."""
         turns, made = self._turns(), 0
-        async for number, piece in self._pieces(turns):
+        async for number, piece in pieces(self._served.engine, turns, self._job):
             made += len(piece.items)
             turns[number].keep(piece)
         choices = [{"index": i, **turn.choice(self._request)} for i, turn in enumerate(turns)]
@@ -58,7 +58,7 @@ class Chat:
                 first["prompt_token_ids"] = self.prompt
             yield event(first)
         try:
-            async for number, piece in self._pieces(turns):
+            async for number, piece in pieces(self._served.engine, turns, self._job):
                 made += len(piece.items)
                 extra: dict[str, Any] = {}
                 if request.logprobs and piece.items:
@@ -80,14 +80,6 @@ class Chat:
     def _turns(self) -> list[Turn]:
         tokenizer, request = self._served.chat_tokenizer, self._request
         return [Turn(ReplyParser(tokenizer, thinking=request.thinking), request.stops) for _ in range(request.n)]
-
-    async def _pieces(self, turns: Sequence[Turn]) -> AsyncIterator[tuple[int, Piece]]:
-        with Choices(self._served.engine, len(turns), self._job) as choices:
-            async for number, item in choices:
-                piece = turns[number].take(item)
-                if piece.end is not None:
-                    choices.end(number)
-                yield number, piece
 
     def _job(self, number: int, emit: Callable[[Item], None]) -> Job:
         request = self._request

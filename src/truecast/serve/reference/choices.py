@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Protocol, TypeVar
 
 from truecast.models.sampling import Sampler, Scored
 from truecast.serve.reference.engine import Engine, Failed, Finished, Item, Job
@@ -55,6 +56,35 @@ class Choices(AbstractContextManager["Choices"]):
     ) -> None:
         for job in self._jobs:
             job.cancel()
+
+
+class Piece(Protocol):
+    """What one item of a sequence gives."""
+
+    end: str | None
+    """Why the sequence ends with it, if it does."""
+
+
+SomePiece = TypeVar("SomePiece", bound=Piece, covariant=True)
+
+
+class Reader(Protocol[SomePiece]):
+    """What makes pieces of the items of one sequence."""
+
+    def take(self, item: Scored | Finished) -> SomePiece:
+        """What this item gives."""
+
+
+async def pieces(
+    engine: Engine, readers: Sequence[Reader[SomePiece]], make: Callable[[int, Callable[[Item], None]], Job]
+) -> AsyncIterator[tuple[int, SomePiece]]:
+    """Number and piece of each item of the sequences, one for each reader, until all have ended. See :class:`Choices`."""
+    with Choices(engine, len(readers), make) as choices:
+        async for number, item in choices:
+            piece = readers[number].take(item)
+            if piece.end is not None:
+                choices.end(number)
+            yield number, piece
 
 
 def sampler(temperature: float | None, top_p: float | None, seed: int | None, number: int) -> Sampler:

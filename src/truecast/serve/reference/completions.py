@@ -9,7 +9,7 @@ from typing import Any
 
 from truecast.models.sampling import Scored
 from truecast.models.text import Tokenizer
-from truecast.serve.reference.choices import Choices, sampler, spelled, tokens_of
+from truecast.serve.reference.choices import pieces, sampler, spelled, tokens_of
 from truecast.serve.reference.engine import Finished, Item, Job
 from truecast.serve.reference.errors import ApiError
 from truecast.serve.reference.schema import CompletionRequest
@@ -38,7 +38,7 @@ class Completion:
         """The answer as one object."""
         runs = self._runs()
         kept: list[list[Piece]] = [[] for _ in runs]
-        async for number, piece in self._pieces(runs):
+        async for number, piece in pieces(self._served.engine, runs, self._job):
             kept[number].append(piece)
         choices = [self._choice(number, _sum(pieces)) for number, pieces in enumerate(kept)]
         return {**self._head, "choices": choices, "usage": self._usage(runs)}
@@ -49,7 +49,7 @@ class Completion:
         if self._request.with_usage:
             head["usage"] = None
         try:
-            async for number, piece in self._pieces(runs):
+            async for number, piece in pieces(self._served.engine, runs, self._job):
                 if piece.text or piece.end or ((self._request.logprobs is not None or self._request.return_token_ids)
                                                and piece.items):  # fmt: skip
                     yield event({**head, "choices": [self._choice(number, piece)]})
@@ -71,14 +71,6 @@ class Completion:
     @property
     def _scores(self) -> bool:
         return bool(self._request.echo) and self._request.logprobs is not None
-
-    async def _pieces(self, runs: Sequence[Run]) -> AsyncIterator[tuple[int, Piece]]:
-        with Choices(self._served.engine, len(runs), self._job) as choices:
-            async for number, item in choices:
-                piece = runs[number].take(item)
-                if piece.end is not None:
-                    choices.end(number)
-                yield number, piece
 
     def _job(self, number: int, emit: Callable[[Item], None]) -> Job:
         request = self._request

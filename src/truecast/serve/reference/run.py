@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import threading
@@ -21,6 +22,8 @@ from truecast.serve.reference.app import build_app
 from truecast.serve.reference.engine import Engine
 from truecast.serve.reference.hosts import is_loopback
 from truecast.serve.reference.served import Served
+
+_PORTS_FAULT = (errno.EADDRINUSE, errno.EACCES)
 
 GRACE_S = 3
 """How long open connections may take to close at the end."""
@@ -91,5 +94,6 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot listen: {reason}", where=f"{host}:{port}", fix="choose another --port") from None
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]  # which repeats the address
+        fix = "choose another --port" if getattr(error, "errno", None) in _PORTS_FAULT else "choose another --host"
+        raise InputError(f"cannot listen: {reason}", where=f"{host}:{port}", fix=fix) from None

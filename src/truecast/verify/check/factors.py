@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from truecast.layouts import LAYOUTS
 from truecast.layouts.base import Matrix
+from truecast.verify.check.blocks import add_scales
 from truecast.verify.check.findings import Collector, Place
 from truecast.verify.scaled import GROUP, TILE
 
@@ -17,6 +19,8 @@ F32 = NDArray[np.float32]
 
 _SMALLEST_NORMAL = 2.0**-126
 _FP8 = "engines scale the products of a block by it: a negative one turns the signs of the block, which no writer means"
+
+_add = partial(add_scales, what="scales")
 
 
 def check_factors(found: Collector, matrix: Matrix, factors: F32, codes: Callable[[], U8]) -> None:
@@ -56,27 +60,3 @@ def _live(matrix: Matrix, codes: U8, shape: tuple[int, ...]) -> NDArray[np.bool_
     high, wide = (TILE, TILE) if layout.DIALECT == "deepseek" else (1, matrix.cols)
     rows = np.logical_or.reduceat(nonzero, np.arange(0, matrix.rows, high), axis=0)
     return np.asarray(np.logical_or.reduceat(rows, np.arange(0, matrix.cols, wide), axis=1))
-
-
-def _add(
-    found: Collector,
-    rule: str,
-    matrix: Matrix,
-    bad: NDArray[np.bool_],
-    message: str,
-    *,
-    harmless: bool = False,
-    why: str | None = None,
-) -> None:
-    count = int(np.count_nonzero(bad))
-    if not count:
-        return
-    row, block = divmod(int(bad.argmax()), bad.shape[1])
-    tensor = matrix.scale.tensor
-    found.add(
-        rule,
-        Place(tensor.file, tensor.name, matrix.name, row, block),
-        f"{message}; {count} of {bad.size} scales of this matrix",
-        severity="warning" if harmless else None,
-        why="no weight is lost, but a kernel that divides by the scale gets NaN" if harmless else why,
-    )

@@ -17,30 +17,15 @@ from truecast.verify.check.findings import Collector, Place
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
-_HEADER_FAULTS = (
-    ("names this shard, but it is missing", "shard-missing"),
-    ("does not name it", "shard-stray"),
-    ("stands in", "tensor-duplicate"),
-    ("whose header does not have it", "index-names-absent-tensor"),
-    ("but it lies in", "index-wrong-shard"),
-    ("its shard has it, the index does not", "index-lacks-tensor"),
-    ("truncated", "shard-truncated"),
-    ("lies beyond the file's", "shard-truncated"),
-    ("are too few for a safetensors file", "shard-truncated"),
-)
-"""A telling part of the messages of ``checkpoint`` -> id; everything else that it reports is a broken header."""
-
 
 def header_finding(found: Collector, location: str, error: InputError) -> None:
     """Turn one fault that opening the checkpoint reported into a finding."""
-    rule = next((rule for text, rule in _HEADER_FAULTS if text in error.problem), "header-invalid")
     tensor, separator, file = error.where.partition(f" in {location}")
     if not separator:
         tensor, file = "", error.where.removeprefix(location)
     file = file.lstrip("/")
-    if rule in ("index-names-absent-tensor", "index-wrong-shard"):
-        tensor = re.sub(r"^names (.*) in \S+, .*$", r"\1", error.problem)
-    found.add(rule, Place(file=file, tensor=tensor or None), error.problem, remedy=error.fix or None)
+    place = Place(file=file, tensor=error.tensor or tensor or None)
+    found.add(error.code or "header-invalid", place, error.problem, remedy=error.fix or None)
 
 
 def check_shards(found: Collector, checkpoint: Checkpoint) -> None:
@@ -107,12 +92,8 @@ def part_finding(found: Collector, tensors: Mapping[str, TensorInfo], error: Inp
     name = error.where.rpartition(" in ")[0]
     tensor = tensors.get(name) or next(t for t in tensors.values() if t.where == error.where)
     place = Place(file=tensor.file, tensor=tensor.name)
-    if "is stored twice" in error.problem:
-        found.add("matrix-duplicate", place, error.problem)
-    elif "is a scale, but" in error.problem or "is the shape of a packed tensor" in error.problem:
-        found.add("scale-orphan", place, error.problem)
-    elif "no multiple of 32" in error.problem or "no multiple of 128" in error.problem:
-        found.add("columns-not-multiple", place, error.problem)
+    if error.code:
+        found.add(error.code, place, error.problem)
     else:
         rule, message = _why_unmatched(tensor, tensors)
         found.add(rule, place, message or error.problem)

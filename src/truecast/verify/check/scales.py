@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,15 @@ from truecast.families.base import Family, twin_key
 from truecast.formats import e4m3, e8m0
 from truecast.layouts import LAYOUTS
 from truecast.layouts.base import Matrix, View, group_size, read_view
+from truecast.verify.check.blocks import add_scales
 from truecast.verify.check.factors import check_factors
 from truecast.verify.check.findings import Collector, Place
 from truecast.verify.scaled import FORMATS, as_float32
 
 U8 = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
+
+_add_blocks = partial(add_scales, what="blocks")
 
 _SAMPLE = 1 << 16  # block scales that suffice to estimate a median
 _SMALLEST_NORMAL = 2.0**-126
@@ -166,24 +170,19 @@ def _check_e4m3(found: Collector, matrix: Matrix, scale: U8, files: _Files) -> M
     """Findings about E4M3 bytes. Returns which blocks have a non-zero code, where that was asked."""
     magnitude = scale & 0x7F
     nan = magnitude == 0x7F
-    if nan.any():
-        _add_blocks(found, "scale-nan", matrix, nan, "E4M3 bytes 0x7F and 0xFF are NaN")
+    _add_blocks(found, "scale-nan", matrix, nan, "E4M3 bytes 0x7F and 0xFF are NaN")
     negative = (scale > 0x80) & ~nan
-    if negative.any():
-        _add_blocks(found, "scale-negative", matrix, negative, "the block scale is negative")
+    _add_blocks(found, "scale-negative", matrix, negative, "the block scale is negative")
     small = magnitude < 0x08
     if not small.any():
         return None
     live, zero = _live_blocks(matrix, files), magnitude == 0
-    if (zero & live).any():
-        _add_blocks(found, "scale-zero", matrix, zero & live, "the scale is zero, the block's codes are not")
-    if (zero & ~live).any():
-        _add_blocks(
-            found, "scale-zero", matrix, zero & ~live, "the scale is zero, and so are the block's codes", harmless=True
-        )
+    _add_blocks(found, "scale-zero", matrix, zero & live, "the scale is zero, the block's codes are not")
+    _add_blocks(
+        found, "scale-zero", matrix, zero & ~live, "the scale is zero, and so are the block's codes", harmless=True
+    )
     subnormal = small & ~zero & live
-    if subnormal.any():
-        _add_blocks(found, "scale-subnormal", matrix, subnormal, "the scale is below 2^-6, an E4M3 subnormal")
+    _add_blocks(found, "scale-subnormal", matrix, subnormal, "the scale is below 2^-6, an E4M3 subnormal")
     return live
 
 
@@ -192,21 +191,6 @@ def _live_blocks(matrix: Matrix, files: _Files) -> Mask:
     bytes_a_block = group_size(LAYOUTS[matrix.layout].FORMAT) // 2
     words = files.read(matrix.codes).view(np.uint64).reshape(matrix.rows, -1, bytes_a_block // 8)
     return np.asarray((words & np.uint64(0x7777777777777777)).any(axis=-1))
-
-
-def _add_blocks(
-    found: Collector, rule: str, matrix: Matrix, bad: Mask, message: str, *, harmless: bool = False
-) -> None:
-    row, block = divmod(int(bad.argmax()), bad.shape[1])
-    count = int(np.count_nonzero(bad))
-    tensor = matrix.scale.tensor
-    found.add(
-        rule,
-        Place(tensor.file, tensor.name, matrix.name, row, block),
-        f"{message}; {count} of {bad.size} blocks of this matrix",
-        severity="warning" if harmless else None,
-        why="no weight is lost, but a kernel that divides by the scale gets NaN" if harmless else None,
-    )
 
 
 def _check_scalar(found: Collector, role: str, matrix: Matrix, view: View, value: float, scale: U8) -> None:
