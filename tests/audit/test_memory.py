@@ -54,6 +54,13 @@ def test_the_parts_never_exceed_the_whole(cap: int, longest: int, tokens: int) -
     assert found.tile_tokens >= needs.longest
 
 
+def test_without_a_cap_what_is_free_must_hold_the_longest_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_available", lambda: 1000 * MB)
+    assert fit(None, replace(NEEDS, longest=48_000), CPU).tile_tokens == 48_000
+    with pytest.raises(RefusedError, match="48,001 tokens"):
+        fit(None, replace(NEEDS, longest=48_001), CPU)
+
+
 def test_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
     needs = replace(NEEDS, on_device=1000 * MB)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.checkpoint.making import json_file, tensor_file, two_shards, write_checkpoint
 from truecast.checkpoint.files import stream
@@ -446,3 +448,20 @@ def test_total_size_in_the_index_is_not_trusted(folder: Path) -> None:
     index["metadata"]["total_size"] = 5
     (folder / INDEX).write_text(json.dumps(index))
     assert open_checkpoint(folder).total_bytes == 29
+
+
+@pytest.mark.parametrize("size", [100, 3 << 20])
+def test_other_weights_of_the_same_shapes_have_another_sample(tmp_path: Path, size: int) -> None:
+    """Small shards are read whole; of large ones pieces, the last bytes among them."""
+    rng = np.random.default_rng(0)
+    one, copy, other = (tmp_path / name for name in ("one", "copy", "other"))
+    values = rng.standard_normal(size // 4).astype(np.float32)
+    for folder, given in ((one, values), (copy, values), (other, values * np.float32(1.001))):
+        folder.mkdir()
+        save_file({"w": given}, folder / "model.safetensors")
+    samples = [open_checkpoint(folder).weights_sha256() for folder in (one, copy, other)]
+    assert samples[0] == samples[1] != samples[2]
+    assert open_checkpoint(one).fingerprint() == open_checkpoint(other).fingerprint()
+    values[-1] += 1
+    save_file({"w": values}, copy / "model.safetensors")
+    assert open_checkpoint(copy).weights_sha256() != samples[0]

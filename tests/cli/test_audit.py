@@ -154,6 +154,9 @@ def test_two_candidates(folder: Path, cli: Cli, tmp_path: Path) -> None:
     assert "Against another candidate" in (two / "audit.html").read_text()
     again = audit(cli, folder, tmp_path / "amax", *more)
     assert " than w4afp8" in again.out or "be told from w4afp8" in again.out
+    alone = audit(cli, folder, tmp_path / "amax", *more[:4], "--json").json
+    assert "paired" not in alone and json.loads((two / "audit.json").read_text()) == alone
+    assert "Against another candidate" not in (two / "audit.html").read_text()
     assert audit(cli, folder, "w4afp8", "--against", one).code == 2
     missing = audit(cli, folder, "w4afp8", "--out", tmp_path / "three", "--against", tmp_path)
     assert (missing.code, (tmp_path / "three").exists()) == (2, False)

@@ -329,3 +329,27 @@ def test_name_that_looks_like_markup(
         outcome = cli(*arguments)
         assert outcome.code == 0
         assert "\na[/b] :smile: [red]c  " in outcome.out
+
+
+def test_an_allocation_that_pytorch_is_refused(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from truecast.audit import calibrate
+
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_, **__: torch.empty(1 << 55, dtype=torch.uint8))
+    outcome = cli("calibrate", tmp_path, "--corpus", tmp_path / "c", "--out", tmp_path / "o")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "not enough memory" in outcome.err
+
+
+def test_another_runtime_error_is_not_taken_for_want_of_memory(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from truecast.audit import calibrate
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(calibrate, "calibrate", broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        cli("calibrate", tmp_path, "--corpus", tmp_path / "c", "--out", tmp_path / "o")

@@ -74,7 +74,15 @@ def fit(memory: int | None, needs: Needs, device: torch.device) -> Fit:
     if device.type == "cuda":
         tile, both = _on_gpu(tile, needs, torch.cuda.mem_get_info(device)[0])
     if memory is None:
-        return Fit(tile, both, _available() // 4, rows, vocabulary)
+        available = _available()
+        if device.type == "cpu" and (least := needs.layer + needs.longest * needs.token) > available:
+            raise RefusedError(
+                f"one layer of each checkpoint and the longest document ({needs.longest:,} tokens) need"
+                f" {least / 1e9:,.1f} GB, {available / 1e9:,.1f} GB are free",
+                where="memory",
+                fix="split the document, or free memory",
+            )
+        return Fit(tile, both, available // 4, rows, vocabulary)
     fixed = resident_bytes() + MARGIN_BYTES + needs.reading + needs.layer
     least = max(fixed + needs.longest * needs.token, fixed - needs.layer + needs.head)
     if memory < least:

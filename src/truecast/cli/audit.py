@@ -72,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
     )
     with progress(args) as report:
         document = audit(args.ref, args.cand, args.corpus, args.out, options, report)
+    earlier = document.pop("paired", None)  # of a run of this audit that is finished: what it says may have changed
     if args.against is not None:
         document["paired"] = paired_folders(args.out, args.against)
+    if args.out is not None and (earlier is not None or args.against is not None):
         write_file(args.out / RESULT, json.dumps(document, indent=1).encode() + b"\n")
     if args.out is not None:
         write_file(args.out / PAGE, render_audit_page(document).encode())

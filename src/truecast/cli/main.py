@@ -40,6 +40,15 @@ def _run(argv: Sequence[str] | None) -> int:
     except TruecastError as error:
         print_error(args, str(error), error.exit_code)
         return error.exit_code
+    except RuntimeError as error:
+        if not _no_memory(error):
+            raise
+        refused = RefusedError(
+            "not enough memory for what this checkpoint and these documents need",
+            fix="free memory, give fewer or shorter documents, or --memory where the command has it",
+        )
+        print_error(args, str(refused), refused.exit_code)
+        return refused.exit_code
     except MemoryError:
         refused = RefusedError("not enough memory for a matrix of this checkpoint", fix="run with fewer --jobs")
         print_error(args, str(refused), refused.exit_code)
@@ -48,6 +57,11 @@ def _run(argv: Sequence[str] | None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one has nothing left to stop
         print_error(args, f"interrupted{_afterwards(args)}", INTERRUPTED)
         return INTERRUPTED
+
+
+def _no_memory(error: RuntimeError) -> bool:
+    """Is this PyTorch's way to say that memory is short, on the CPU or a GPU? It has no type of its own on the CPU."""
+    return any(words in str(error) for words in ("can't allocate memory", "not enough memory", "CUDA out of memory"))
 
 
 def _afterwards(args: argparse.Namespace) -> str:
