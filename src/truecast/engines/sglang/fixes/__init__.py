@@ -3,5 +3,11 @@
 from __future__ import annotations
 
 from truecast.engines.sglang.fix import Fix
+from truecast.engines.sglang.fixes import load_barrier, nvfp4_repeatable, nvfp4_twins, situ_nvfp4
 
-FIXES: tuple[Fix, ...] = ()
+FIXES: tuple[Fix, ...] = (
+    situ_nvfp4.FIX,
+    load_barrier.FIX,
+    nvfp4_twins.FIX,
+    nvfp4_repeatable.FIX,
+)
