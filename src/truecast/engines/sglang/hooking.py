@@ -5,6 +5,7 @@ The registry logs a hook that it cannot apply and goes on; so what it did is loo
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,8 @@ def resolve(path: str) -> Target:
     except (ImportError, AttributeError, ValueError) as error:
         raise LookupError(f"{path} is gone: {error}") from error
     descriptor = vars(owner).get(attribute) if isinstance(owner, type) else value
+    if descriptor is None and isinstance(inspect.getattr_static(owner, attribute), staticmethod | classmethod):
+        raise LookupError(f"{path} is inherited and no plain method, which SGLang's registry cannot hook")
     return Target(path, owner, attribute, getattr(value, "__func__", value), descriptor)
 
 
