@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from truecast.engines.sglang.fix import Fix
-from truecast.engines.sglang.fixes.fp8_kv_gather import FIX as FP8_KV_GATHER
+from truecast.engines.sglang.fixes import fp8_kv_gather, load_barrier, nvfp4_repeatable, nvfp4_twins, situ_nvfp4
 
-FIXES: tuple[Fix, ...] = (FP8_KV_GATHER,)
+FIXES: tuple[Fix, ...] = (
+    situ_nvfp4.FIX,
+    load_barrier.FIX,
+    fp8_kv_gather.FIX,
+    nvfp4_twins.FIX,
+    nvfp4_repeatable.FIX,
+)
