@@ -123,7 +123,7 @@ class Server(threading.Thread):
 
 def references(names: set[str], work: Path) -> dict[str, subprocess.Popen[bytes]]:
     """Start what scores with truecast's own model, one process a reference."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "2"}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "4"}
     line = [sys.executable, "-m", "benchmarks.sglang.reference", str(work)]
     return {n: subprocess.Popen([*line, n], env=env, cwd=ROOT) for n in sorted(names)}
 

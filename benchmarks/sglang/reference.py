@@ -1,6 +1,6 @@
 """What truecast's own model says to the same prompts, in float32.
 
-``python -m benchmarks.sglang.reference WORK NAME``: reads WORK/prompts.json, writes WORK/reference-NAME.json.
+``python -m benchmarks.sglang.reference WORK NAME [cuda]``: reads WORK/prompts.json, writes WORK/reference-NAME.json.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
     document = json.loads((work / "prompts.json").read_text())
     checkpoint, activations, kv = KINDS[name]
     prompts = Prompts(**document["prompts"])
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = sys.argv[3] if len(sys.argv) > 3 else "cpu"
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False
     scores = of(document["checkpoints"][checkpoint], activations, kv, prompts, device)
