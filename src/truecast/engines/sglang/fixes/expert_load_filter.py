@@ -58,7 +58,8 @@ def _need(situation: Situation) -> Need | None:
 def _faulty(sources: Sources) -> bool:
     _function(sources(LOADER), "_get_all_weights", LOADER)
     _function(sources(LAYER), _PLACE, LAYER)
-    return any([_reads_all(_function(sources(UTILS), name, UTILS)) for name in ITERATORS])
+    found = [_reads_all(_function(sources(UTILS), name, UTILS)) for name in ITERATORS]  # each must be recognised
+    return any(found)
 
 
 def _function(source: str, name: str, module: str) -> ast.FunctionDef:

@@ -16,7 +16,8 @@ SHORT = 8192
 
 MOST_BINS = 4096
 _ROWS, _BLOCK = 8, 1024
-_TILE, _CHUNK, _COLUMNS = 256, 32, 32
+_TILE, _CHUNK = 256, 32
+_TILES, _COLUMNS = 256, 32
 
 
 def plain(ids: Tensor, bins: int) -> Tensor:
@@ -28,13 +29,13 @@ def plain(ids: Tensor, bins: int) -> Tensor:
 
 
 @triton.jit
-def _compare(ids, dst, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _compare(ids, dst, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     # expert first, then position: no two keys are equal, and one comparison tells which route goes first
     mine = tl.load(ids + i, mask=i < n, other=0).to(tl.int32) * n + i
     count = tl.zeros([ROWS, BLOCK], tl.int32)
-    for start in range(0, n, BLOCK):
-        j = start + tl.arange(0, BLOCK)
+    for block in tl.static_range(BLOCKS):
+        j = block * BLOCK + tl.arange(0, BLOCK)
         key = tl.load(ids + j, mask=j < n, other=0).to(tl.int32) * n + j
         key = tl.where(j < n, key, 2147483647)
         count += (key[None, :] < mine[:, None]).to(tl.int32)
@@ -54,11 +55,13 @@ def _count(ids, counts, n, BINS: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _over_tiles(counts, totals, tiles, BINS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr):
+def _over_tiles(
+    counts, totals, tiles, BINS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr
+):
     b = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     carry = tl.zeros([COLUMNS], tl.int32)
-    for start in range(0, tiles, TILES):
-        t = start + tl.arange(0, TILES)
+    for block in range(BLOCKS):
+        t = block * TILES + tl.arange(0, TILES)
         where = counts + t[:, None] * BINS + b[None, :]
         inside = (t < tiles)[:, None] & (b < BINS)[None, :]
         here = tl.load(where, mask=inside, other=0)
@@ -91,7 +94,8 @@ def by_comparison(ids: Tensor) -> Tensor:
     n = ids.numel()
     dst = torch.empty(n, dtype=torch.int32, device=ids.device)
     if n:
-        _compare[(triton.cdiv(n, _ROWS),)](ids, dst, n, ROWS=_ROWS, BLOCK=_BLOCK, num_warps=8)
+        blocks = triton.next_power_of_2(triton.cdiv(n, _BLOCK))  # a power of two, so that few kernels are compiled
+        _compare[(triton.cdiv(n, _ROWS),)](ids, dst, n, ROWS=_ROWS, BLOCK=_BLOCK, BLOCKS=blocks, num_warps=8)
     return dst
 
 
@@ -106,8 +110,9 @@ def by_counting(ids: Tensor, bins: int) -> Tensor:
     counts = torch.empty(tiles * bins, dtype=torch.int32, device=ids.device)
     totals = torch.empty(bins, dtype=torch.int32, device=ids.device)
     _count[(tiles,)](ids, counts, n, BINS=bins, TILE=_TILE, num_warps=4)
+    blocks = triton.next_power_of_2(triton.cdiv(tiles, _TILES))
     _over_tiles[(triton.cdiv(bins, _COLUMNS),)](
-        counts, totals, tiles, BINS=bins, TILES=_TILE, COLUMNS=_COLUMNS, num_warps=8
+        counts, totals, tiles, BINS=bins, TILES=_TILES, COLUMNS=_COLUMNS, BLOCKS=blocks, num_warps=8
     )
     _place[(tiles,)](ids, counts, totals, dst, n, BINS=bins, TILE=_TILE, CHUNK=_CHUNK, num_warps=8)
     return dst
