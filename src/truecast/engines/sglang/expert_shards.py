@@ -95,7 +95,7 @@ class Shard:
         self._start = 8 + length
         self._entries: dict[str, dict[str, Any]] = {}
         read = skipped = experts = 0
-        for begin, end, name, entry in sorted(entries, key=lambda e: e[:3]):
+        for begin, end, name, entry in entries:
             elements = 1
             for n in entry["shape"]:
                 elements *= n
@@ -116,8 +116,8 @@ class Shard:
         os.close(self._file)
 
     def keys(self) -> list[str]:
-        """Names of the tensors to read, as they lie in the file."""
-        return list(self._entries)
+        """Names of the tensors to read, sorted as safetensors sorts them."""
+        return sorted(self._entries)
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """The tensor, in memory of its own."""
@@ -132,7 +132,7 @@ class Shard:
                 return file.get_tensor(name)  # type: ignore[no-any-return]
         begin, end = entry["data_offsets"]
         raw = torch.empty(end - begin, dtype=torch.uint8)
-        self._fill(memoryview(raw.numpy()), self._start + begin, name)
+        self._fill(raw.numpy().data, self._start + begin, name)
         return raw.view(dtype).reshape(entry["shape"])
 
     def _fill(self, into: memoryview, offset: int, name: str) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 from truecast.engines.sglang.expert_shards import EXPERT, Reading
 from truecast.engines.sglang.fix import Fix, Hook, Need, Sources
 from truecast.engines.sglang.situation import Situation
+from truecast.engines.sglang.source import function
+from truecast.errors import UsageError
 
 SETTING = "SGLANG_EXPERT_LOAD_FILTER"
 UTILS = "sglang.srt.model_loader.weight_utils"
@@ -43,7 +45,7 @@ def parse(text: str) -> int | None:
         return 0
     if text.isdecimal():
         return int(text)
-    raise ValueError(f"{SETTING}={text}: use on, off, or the model's number of experts")
+    raise ValueError("neither on, off nor a number of experts")
 
 
 def _need(situation: Situation) -> Need | None:
@@ -51,30 +53,26 @@ def _need(situation: Situation) -> Need | None:
     if wanted is None or situation.ep_size < 2 or not situation.experts or not situation.expert_places_fixed:
         return None
     if wanted and wanted != situation.experts and not situation.is_draft:
-        raise ValueError(f"{SETTING}={wanted}, but {situation.model} has {situation.experts} experts: use on")
+        raise UsageError(
+            f"the model has {situation.experts} experts",
+            where=f"{SETTING}={wanted}, {situation.model}",
+            fix="set it to on, or to that number",
+        )
     return Need(f"each of {situation.ep_size} ranks would read the experts of all", required=False)
 
 
 def _faulty(sources: Sources) -> bool:
-    _function(sources(LOADER), "_get_all_weights", LOADER)
-    _function(sources(LAYER), _PLACE, LAYER)
-    found = [_reads_all(_function(sources(UTILS), name, UTILS)) for name in ITERATORS]  # each must be recognised
+    function(sources, LOADER, "DefaultModelLoader._get_all_weights")
+    function(sources, LAYER, f"FusedMoE.{_PLACE}")
+    found = [_reads_all(function(sources, UTILS, name), name) for name in ITERATORS]  # each must be recognised
     return any(found)
 
 
-def _function(source: str, name: str, module: str) -> ast.FunctionDef:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return node
-    raise LookupError(f"{module} has no {name}")
-
-
-def _reads_all(iterator: ast.FunctionDef) -> bool:
+def _reads_all(text: str, name: str) -> bool:
     """Whether each of ``keys()`` goes to ``get_tensor`` without a condition."""
-    text = ast.unparse(iterator)
     if "safetensors.safe_open(" not in text:
-        raise LookupError(f"{iterator.name} does not call safetensors.safe_open")
-    for node in ast.walk(iterator):
+        raise LookupError(f"{name} does not call safetensors.safe_open")
+    for node in ast.walk(ast.parse(text)):
         inner: list[ast.AST] = []
         if isinstance(node, ast.DictComp | ast.ListComp):
             over, inner = node.generators[0].iter, list(node.generators[0].ifs)
@@ -84,7 +82,7 @@ def _reads_all(iterator: ast.FunctionDef) -> bool:
             continue
         if ast.unparse(over).endswith(".keys()") and "get_tensor(" in ast.unparse(node):
             return not inner
-    raise LookupError(f"{iterator.name} does not read tensor by tensor")
+    raise LookupError(f"{name} does not read tensor by tensor")
 
 
 def reading(model: Any) -> Reading | None:
@@ -138,20 +136,20 @@ def report(mine: Reading) -> str:
 def _iterator(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if _reading is None:
         return original(*args, **kwargs)
-    function = inspect.unwrap(original)
-    assert isinstance(function, FunctionType)
-    bound = inspect.signature(function).bind(*args, **kwargs)
+    stock = inspect.unwrap(original)
+    assert isinstance(stock, FunctionType)
+    bound = inspect.signature(stock).bind(*args, **kwargs)
     bound.arguments["disable_mmap"] = False  # the stand-in maps nothing
     if bound.arguments.get("prefetch"):
         bound.arguments["prefetch"] = False
         logger.info("Expert load filter: shards are not prefetched, that would read all experts")
     stand_in = SimpleNamespace(safe_open=_reading.open)
     same = FunctionType(
-        function.__code__,
-        {**function.__globals__, "safetensors": stand_in},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
+        stock.__code__,
+        {**stock.__globals__, "safetensors": stand_in},
+        stock.__name__,
+        stock.__defaults__,
+        stock.__closure__,
     )
     return same(*bound.args, **bound.kwargs)
 

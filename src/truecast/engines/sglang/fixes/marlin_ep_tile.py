@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from truecast.engines.sglang.fix import Fix, Hook, Kind, Need, Sources
 from truecast.engines.sglang.situation import Situation
+from truecast.engines.sglang.source import function, installed
 
 SETTING = "SGLANG_MARLIN_EP_BLOCK"
 MODULE = "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe"
@@ -34,7 +35,7 @@ def parse(text: str) -> int | None:
         return 0
     if text in map(str, TILES):
         return int(text)
-    raise ValueError(f"{SETTING}={text}: use auto, off or one of {', '.join(map(str, TILES))}")
+    raise ValueError(f"neither auto, off nor one of {', '.join(map(str, TILES))}")
 
 
 def tile(stock: int, rows: int, topk: int, local: int, expert_map: Any, experts: int, fixed: int = 0) -> int:
@@ -59,57 +60,54 @@ def _need(situation: Situation) -> Need | None:
 
 
 def _faulty(sources: Sources) -> bool:
-    function = _find(ast.parse(sources(MODULE)))
-    loop = function.body[_choice(function)]
+    stock = _find(sources)
+    loop = stock.body[_choice(stock)]
     names = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name)}
     if not {"M", "topk", "block_size_m"} <= names:
         raise LookupError(f"{MODULE}.{NAME} chooses block_size_m in a way that is not known")
     if "E" not in names:
         return False
-    counts = [n for n in function.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "E"]
+    counts = [n for n in stock.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "E"]
     if len(counts) != 1:
         raise LookupError(f"{MODULE}.{NAME} does not take E once, but {len(counts)} times")
     return ast.unparse(counts[0].value) == "w1.shape[0]" and not names & {"expert_map", "global_num_experts"}
 
 
-def _find(tree: ast.Module) -> ast.FunctionDef:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == NAME:
-            return node
-    raise LookupError(f"{MODULE} has no {NAME}")
+def _find(sources: Sources) -> ast.FunctionDef:
+    found = ast.parse(function(sources, MODULE, NAME)).body[0]
+    assert isinstance(found, ast.FunctionDef)
+    return found
 
 
-def _choice(function: ast.FunctionDef) -> int:
+def _choice(stock: ast.FunctionDef) -> int:
     """Where in the body the loop over tile sizes stands."""
-    found = [
-        i for i, n in enumerate(function.body) if isinstance(n, ast.For) and ast.unparse(n.target) == "block_size_m"
-    ]
+    found = [i for i, n in enumerate(stock.body) if isinstance(n, ast.For) and ast.unparse(n.target) == "block_size_m"]
     if len(found) != 1:
         raise LookupError(f"{MODULE}.{NAME} has {len(found)} loops over block_size_m, not one")
     return found[0]
 
 
-def rebuilt(source: str, namespace: dict[str, Any], fixed: int) -> Callable[..., Any]:
-    """The function of ``source`` with our choice of tile, defined in its own module's ``namespace``.
+def rebuilt(sources: Sources, namespace: dict[str, Any], fixed: int) -> Callable[..., Any]:
+    """The installed function with our choice of tile, defined in its own module's ``namespace``.
 
     That is the live dictionary of the module: what is hooked there later is seen. Decorators run again under a name of
     our own, so that SGLang registers an operator of its own for it.
     """
-    function = _find(ast.parse(source))
+    made = _find(sources)
     line = f"block_size_m = {_CHOICE}(block_size_m, M, topk, E, expert_map, global_num_experts)"
-    function.body.insert(_choice(function) + 1, ast.parse(line).body[0])
-    function.name = _OURS
-    namespace[_CHOICE] = lambda *args: tile(*args, fixed=fixed)
-    tree = ast.fix_missing_locations(ast.Module([function], []))
+    made.body.insert(_choice(made) + 1, ast.parse(line).body[0])
+    made.name = _OURS
+    namespace[_CHOICE] = partial(tile, fixed=fixed)
+    tree = ast.fix_missing_locations(ast.Module([made], []))
     exec(compile(tree, f"<{MODULE} with truecast's tile>", "exec"), namespace)
-    made: Callable[..., Any] = namespace[_OURS]
-    return made
+    found: Callable[..., Any] = namespace[_OURS]
+    return found
 
 
 def _hooks(situation: Situation) -> Sequence[Hook]:
     module = importlib.import_module(MODULE)
     fixed = parse(os.environ.get(SETTING, "auto")) or 0
-    return [Hook(f"{MODULE}.{NAME}", rebuilt(inspect.getsource(module), vars(module), fixed), Kind.REPLACE)]
+    return [Hook(f"{MODULE}.{NAME}", rebuilt(installed(), vars(module), fixed), Kind.REPLACE)]
 
 
 def _selftest(situation: Situation) -> None:
