@@ -191,12 +191,12 @@ def report(work: Path, outcomes: Sequence[Outcome], models: Mapping[str, subproc
             known[name] = Scores(**json.loads(path.read_text()))
     scores = {o.run.name: o.scores for o in outcomes}
     rows = [row(o, scores.get("mxfp4"), known, scores.get(o.run.same_as)) for o in outcomes]
-    print(table(rows))
     (work / "results.json").write_text(json.dumps(rows, indent=1))
     for outcome in outcomes:
         if outcome.scores is not None:
             (work / f"scores-{outcome.run.name}.json").write_text(json.dumps({**outcome.scores.document(), "full": []}))
     print(json.dumps({"rows": rows}))
+    print(table(rows))
     return int(any(not r.get("failed_as_it_must", not r["error"]) for r in rows))
 
 
