@@ -161,7 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     asked = prompts(options.corpus, options.documents, options.tokens, options.new)
     document = {"prompts": vars(asked), "checkpoints": {n: str(p) for n, p in paths.items()}}
-    (work / "prompts.json").write_text(json.dumps(document))
+    if not (told := work / "prompts.json").exists() or json.loads(told.read_text())["prompts"] != document["prompts"]:
+        for stale in work.glob("reference-*.json"):
+            stale.unlink()
+    told.write_text(json.dumps(document))
     print(f"checkpoints: {time.time() - begin:.0f} s", flush=True)
     servers = []
     for i, run in enumerate(runs):
@@ -174,19 +177,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     for server in servers:
         server.start()
-    models = references(wanted, work)
+    models = references({w for w in wanted if not (work / f"reference-{w}.json").exists()}, work)
     for server in servers:
         server.join()
     print(f"servers: {time.time() - begin:.0f} s", flush=True)
-    return report(work, [s.outcome for s in servers], models)
+    return report(work, [s.outcome for s in servers], models, options.limit)
 
 
-def report(work: Path, outcomes: Sequence[Outcome], models: Mapping[str, subprocess.Popen[bytes]]) -> int:
+def report(
+    work: Path, outcomes: Sequence[Outcome], models: Mapping[str, subprocess.Popen[bytes]], patience: float
+) -> int:
     """Print the table, write results.json; 1 where a run failed that should not, or the other way."""
-    for model in models.values():
-        model.wait()
+    for name, model in models.items():
+        try:
+            model.wait(patience)
+        except subprocess.TimeoutExpired:
+            model.kill()
+            print(f"reference {name}: not done in time", flush=True)
     known = {}
-    for name in models:
+    for name in {o.run.reference for o in outcomes}:
         if (path := work / f"reference-{name}.json").exists():
             known[name] = Scores(**json.loads(path.read_text()))
     scores = {o.run.name: o.scores for o in outcomes}

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from benchmarks.sglang.client import Prompts, Scores
 from truecast.audit.activations import emulation
 from truecast.layouts.recognise import recognise
-from truecast.models.generate import Resident, logits
+from truecast.models.base import Decoder
+from truecast.models.generate import Resident
 from truecast.models.open import open_model
+from truecast.models.rows import Rows
+from truecast.models.taps import Taps
 
 KINDS = {
     "mxfp4": ("mxfp4", "none", "none"),
@@ -34,14 +38,11 @@ def of(location: str, activations: str, kv: str, prompts: Prompts, device: str =
     matrices = recognise(model.checkpoint.tensors).matrices.values()
     taps = emulation(activations, kv, model.checkpoint, matrices)
     scores, start = Scores(), time.time()
-
-    def rows(tokens: Sequence[int]) -> torch.Tensor:
-        return torch.log_softmax(logits(model, torch.tensor(tokens, device=device), taps)[:-1].double(), -1)
-
-    for tokens in prompts.scored:
-        at = torch.tensor(tokens[1:], device=device)
-        scores.scored.append(rows(tokens).gather(1, at[:, None])[:, 0].tolist())
-    scores.full = [rows(tokens).tolist() for tokens in prompts.full]
+    documents = [*prompts.scored, *prompts.full]
+    rows = _distributions(model, documents, taps, device)
+    for tokens, row in zip(prompts.scored, rows, strict=False):
+        scores.scored.append(row.gather(1, torch.tensor(tokens[1:], device=device)[:, None])[:, 0].tolist())
+    scores.full = [row.tolist() for row in rows[len(prompts.scored) :]]
     if taps.plain:
         resident = Resident(model)
         for tokens in prompts.asked:
@@ -52,6 +53,18 @@ def of(location: str, activations: str, kv: str, prompts: Prompts, device: str =
             scores.answers.append(answer)
     scores.first_seconds = time.time() - start
     return scores
+
+
+@torch.no_grad()
+def _distributions(model: Decoder, documents: Sequence[Sequence[int]], taps: Taps, device: str) -> list[torch.Tensor]:
+    """``[T - 1, V]`` log-probabilities for each document; one pass over the layers for all of them."""
+    lengths = tuple(map(len, documents))
+    hidden = model.embed(torch.tensor([token for tokens in documents for token in tokens], device=device))
+    for i in range(model.layers):
+        hidden = model.load_layer(i)(hidden, Rows(lengths), taps)
+    head = model.load_head()
+    whole = functional.linear(head.final(hidden), head.weight.to(hidden.stream.dtype))
+    return [torch.log_softmax(part[:-1].double(), -1) for part in whole.split(lengths)]
 
 
 def main() -> None:
