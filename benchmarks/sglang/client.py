@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -54,7 +55,7 @@ def post(base: str, path: str, body: dict[str, Any], timeout: float) -> Any:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise ServerError(f"HTTP {error.code}: {error.read(400).decode(errors='replace')}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise ServerError(f"no answer: {error}") from error
 
 
@@ -65,7 +66,7 @@ def wait(base: str, alive: Callable[[], bool], deadline: float) -> None:
             with urllib.request.urlopen(base + "/model_info", timeout=5) as answer:
                 if answer.status == 200:
                     return
-        except OSError:
+        except (OSError, http.client.HTTPException):
             pass
         if not alive():
             raise ServerError("the server ended before it was ready")
