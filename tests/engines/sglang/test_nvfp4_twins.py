@@ -110,6 +110,8 @@ def layer(twins: list[list[float]], w13: float = 1.0, w2: float = 1.0, **changes
         w13_weight_scale_2=torch.tensor(twins),
         w13_weight_scale=torch.full((experts, 4, 8), 1.0).to(torch.float8_e4m3fn),
         w2_weight_scale=torch.full((experts, 4, 8), 1.0).to(torch.float8_e4m3fn),
+        w13_weight=torch.full((experts, 4, 64), 0x10, dtype=torch.uint8),
+        w2_weight=torch.full((experts, 4, 64), 0x10, dtype=torch.uint8),
     )
     made.w13_weight_scale[-1, 2, 5] = w13
     made.w2_weight_scale[0, 0, 0] = w2
@@ -174,6 +176,12 @@ def test_what_marlin_holds_passes() -> None:
         check(layer([[1.0, 1.0]], w13=scale, w2=scale))
     check(layer([[1.0, 1.0]], w13=2.0**-9, params_dtype=torch.float16))
     check(layer([[1.0, 1.0 + 2.0**-12]]))  # the same number once it is BF16, and Marlin keeps no other
+    dead = layer([[1.0, 1.0]], w13=2.0**-9)
+    dead.w13_weight[0, 2, 40:48] = 0x80  # the block of that scale: zeros, of either sign
+    check(dead)
+    dead.w13_weight[0, 2, 47] = 0x81
+    with pytest.raises(RefusedError):
+        check(dead)
     one_column = layer([[1.0, 2.0]], w13_weight_scale_2=torch.tensor([1.0]))
     check(one_column)
     check(layer([[1.0, 2.0]], moe_runner_config=SimpleNamespace(is_gated=False)))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pkgutil
+import re
+import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -218,6 +223,29 @@ def test_every_fix_is_whole() -> None:
     for fix in FIXES:
         assert fix.name.replace("-", "_") == fix.need.__module__.rpartition(".")[2]
         assert fix.need(LLAMA) is None, f"{fix.name} is wanted by a dense Llama"
+
+
+def test_the_page_describes_every_fix_and_its_settings() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \|(.*)$", page, re.MULTILINE))
+    for fix in FIXES:
+        assert fix.name in rows
+        for variable in fix.settings:
+            assert f"`{variable}" in rows[fix.name]
+    for state in State:
+        assert f"| `{state.value}` |" in page
+
+
+def test_the_entry_point_is_the_plugin() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert pkgutil.resolve_name(project["entry-points"]["sglang.srt.plugins"]["truecast"]) is plugin.register
+
+
+def test_the_plugin_costs_no_import_before_a_model_is_loaded() -> None:
+    heavy = "{'torch', 'triton', 'numpy', 'numba', 'sglang', 'ml_dtypes'}"
+    code = f"import sys, truecast.engines.sglang.plugin; print({heavy} & {{m.split('.')[0] for m in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_the_table_tells_each_state() -> None:
