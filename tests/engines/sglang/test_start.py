@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pkgutil
 import re
 import subprocess
@@ -304,6 +305,27 @@ def test_a_run_that_needs_nothing_gets_one_hook_and_its_own_result(runner: Any, 
     assert set(hook_registry._patched) == {"sglang.srt.model_executor.model_runner.ModelRunner.load_model"}
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1 and f"none of {len(FIXES)} fixes is needed" in printed
+
+
+def test_the_model_runner_is_not_imported_for_the_hook(
+    runner: Any, hook_registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = sys.modules["sglang.srt.model_executor"]
+    (tmp_path / "model_runner.py").write_text(
+        "class ModelRunner:\n    def load_model(self):\n        return self.result\n"
+    )
+    monkeypatch.setattr(parent, "__path__", [str(tmp_path)], raising=False)
+    monkeypatch.delattr(parent, "model_runner")
+    monkeypatch.delitem(sys.modules, plugin.MODULE)
+    finders = list(sys.meta_path)
+    plugin.register()
+    hook_registry.apply_hooks()  # as SGLang does after each plug-in
+    assert plugin.MODULE not in sys.modules and not hook_registry._hooks
+    late = importlib.import_module(plugin.MODULE).ModelRunner()
+    assert sys.meta_path == finders and set(hook_registry._patched) == {f"{plugin.MODULE}.ModelRunner.load_model"}
+    vars(late).update(vars(runner))
+    assert late.load_model() is runner.result
+    assert importlib.import_module(plugin.MODULE).ModelRunner.load_model.__wrapped__ is not None
 
 
 def test_a_required_fix_that_cannot_be_had_stops_the_loading(runner: Any, hook_registry: Any, monkeypatch: Any) -> None:
