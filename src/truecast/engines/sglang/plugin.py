@@ -30,14 +30,16 @@ def register() -> None:
         return
     try:
         function(installed(), MODULE, METHOD)
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
     except (LookupError, ImportError) as error:
         _stop(
             f"this SGLang cannot be mended, its loading of a model is gone: {error}; set {VARIABLE}=off to run without"
         )
 
+    source = HookSource("truecast", "truecast")
+
     def hook() -> None:
-        HookRegistry.register(f"{MODULE}.{METHOD}", start.load_model, HookType.AROUND)
+        HookRegistry.register(f"{MODULE}.{METHOD}", start.load_model, HookType.AROUND, source=source)
         HookRegistry.apply_hooks()
 
     when_imported(MODULE, hook)

@@ -80,7 +80,7 @@ class Progress:
         return bool(self.store.add(self._count(ranks), 0) >= len(ranks))
 
     def _count(self, ranks: Sequence[int]) -> str:
-        return f"truecast/loaded/{ranks[0]}/{self.load}"
+        return f"truecast/loaded/{self.load}/{'-'.join(map(str, ranks))}"
 
     def missing(self, ranks: Sequence[int]) -> str:
         """What the ranks that are not at the barrier were last heard of."""
