@@ -51,11 +51,12 @@ def put_on(hooks: Sequence[Hook]) -> list[Target]:
 
     Raises: LookupError if a target is gone or a hook is not in place afterwards.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookSource
 
+    source = HookSource("truecast", "truecast")
     targets = [resolve(hook.target) for hook in hooks]  # all of them, before the first is touched
     for hook in hooks:
-        HookRegistry.register(hook.target, hook.function, _registry_kind(hook.kind))
+        HookRegistry.register(hook.target, hook.function, _registry_kind(hook.kind), source=source)
     HookRegistry.apply_hooks()
     try:
         for hook, target in zip(hooks, targets, strict=True):

@@ -9,6 +9,7 @@ from typing import NoReturn
 from truecast.engines.sglang import start
 from truecast.engines.sglang.choice import VARIABLE, chosen
 from truecast.engines.sglang.fixes import FIXES
+from truecast.engines.sglang.later import when_imported
 from truecast.engines.sglang.source import function, installed
 from truecast.errors import UsageError
 
@@ -29,12 +30,19 @@ def register() -> None:
         return
     try:
         function(installed(), MODULE, METHOD)
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
     except (LookupError, ImportError) as error:
         _stop(
             f"this SGLang cannot be mended, its loading of a model is gone: {error}; set {VARIABLE}=off to run without"
         )
-    HookRegistry.register(f"{MODULE}.{METHOD}", start.load_model, HookType.AROUND)
+
+    source = HookSource("truecast", "truecast")
+
+    def hook() -> None:
+        HookRegistry.register(f"{MODULE}.{METHOD}", start.load_model, HookType.AROUND, source=source)
+        HookRegistry.apply_hooks()
+
+    when_imported(MODULE, hook)
 
 
 def _stop(message: str) -> NoReturn:
