@@ -11,7 +11,7 @@ import __future__
 import ast
 import builtins
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +53,12 @@ SOURCES = {
         "KimiK3LinearForCausalLM", "KimiK3ForConditionalGeneration",
     },
 }  # fmt: skip
+
+
+LAYERS = {
+    path: names for path, names in SOURCES.items() if path.startswith(("layers/", "utils/", "distributed/"))
+}  # fmt: skip
+"""Linear layers, expert banks and quantization alone, which are there under these names in 0.5.17 to 0.5.23."""
 
 
 class Absent:
@@ -164,7 +170,7 @@ def _stand_ins(scope: dict[str, Any]) -> None:
         "get_offloader": lambda: SimpleNamespace(wrap_modules=list),
         "get_pp_indices": lambda layers, *_: (0, layers),
         "get_pp_group": lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True, rank_in_group=0, world_size=1),
-        "create_moe_dispatcher": lambda *_: SimpleNamespace(set_quant_config=lambda _: None),
+        "create_moe_dispatcher": lambda *_, **__: SimpleNamespace(set_quant_config=lambda _: None),
         "get_embedding_tp_kwargs": dict,
         "get_bool_env_var": lambda *_: False,
     }
@@ -173,20 +179,21 @@ def _stand_ins(scope: dict[str, Any]) -> None:
 class Runtime:
     """The wheel's classes in one namespace, on one rank of ``gpus`` GPUs, of which every ``tp`` split an expert."""
 
-    def __init__(self, wheel: zipfile.ZipFile) -> None:
+    def __init__(self, wheel: zipfile.ZipFile, sources: Mapping[str, set[str]] = SOURCES) -> None:
         scope: dict[str, Any] = {"__name__": __name__}
         _imports(scope)
         _stand_ins(scope)
-        parts = {path: _cut(wheel, ROOT + path, names) for path, names in SOURCES.items()}
+        parts = {path: _cut(wheel, ROOT + path, names) for path, names in sources.items()}
         nodes = (n for part in parts.values() for node in part for n in ast.walk(node))
         mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
-        there = {*scope, *dir(builtins), *(name for names in SOURCES.values() for name in names)}
+        there = {*scope, *dir(builtins), *(name for names in sources.values() for name in names)}
         scope |= {name: Absent() for name in mentioned - there}
         for path, part in parts.items():
             module = ast.Module([_Prepared(scope).visit(node) for node in part], [])
             flags = __future__.annotations.compiler_flag
             exec(compile(ast.fix_missing_locations(module), path, "exec", flags=flags, dont_inherit=True), scope)
-        scope["KimiK3DeltaAttention"]._prepare_fused_decode = lambda _: None  # lays out buffers for a GPU's kernel
+        if "KimiK3DeltaAttention" in scope:
+            scope["KimiK3DeltaAttention"]._prepare_fused_decode = lambda _: None  # lays out buffers for a GPU's kernel
         self.scope = scope
         self.on_rank(0, gpus=1, tp=1)
 
