@@ -254,7 +254,9 @@ def test_a_nan_stays_one_and_nothing_else_becomes_one() -> None:
     gate = [nan, 1.0, inf, -inf, inf, -inf]
     up = [1.0, nan, inf, inf, -inf, -inf]
     out = torch.zeros(1, 1, 6).to(E4M3)
-    situ_fp8_plain.quantize(torch.tensor([[gate + up]]), out, torch.tensor([2.0**-20]), torch.tensor([1]), Situ(4.0, 25.0))
+    situ_fp8_plain.quantize(
+        torch.tensor([[gate + up]]), out, torch.tensor([2.0**-20]), torch.tensor([1]), Situ(4.0, 25.0)
+    )
     assert out.float()[0, 0].tolist()[2:] == [448.0, 0.0, -448.0, 0.0]
     assert out.float()[0, 0, :2].isnan().all()
 

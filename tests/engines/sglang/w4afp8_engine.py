@@ -147,7 +147,9 @@ def _stand_ins() -> dict[str, Any]:
             rows = slice(start, start + count)
             out[rows] = (given[rows].float() @ weights[expert].T * a_scale).to(c.dtype)
 
-    def data(topk_ids: Any, offsets: Any, sizes1: Any, sizes2: Any, _a: Any, _c: Any, experts: int, n: int, k: int) -> None:
+    def data(
+        topk_ids: Any, offsets: Any, sizes1: Any, sizes2: Any, _a: Any, _c: Any, experts: int, n: int, k: int
+    ) -> None:
         ids = topk_ids.flatten().long()
         counts = torch.bincount(ids[(ids >= 0) & (ids < experts)], minlength=experts)
         offsets[0] = 0
@@ -175,7 +177,9 @@ def _stand_ins() -> dict[str, Any]:
             if 0 <= expert != experts:
                 out[place] = quantized(a[i // topk], scale)
 
-    def post(c: Any, out: Any, src2dst: Any, ids: Any, shares: Any, experts: int, topk: int, _m: int, _k: int, by: float) -> None:
+    def post(
+        c: Any, out: Any, src2dst: Any, ids: Any, shares: Any, experts: int, topk: int, _m: int, _k: int, by: float
+    ) -> None:
         total = torch.zeros(out.shape)
         for i, (expert, place) in enumerate(zip(ids.flatten().tolist(), src2dst.tolist(), strict=True)):
             if 0 <= expert != experts:
