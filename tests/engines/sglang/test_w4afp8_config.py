@@ -184,6 +184,14 @@ def test_static_scale_is_that_of_all_ranks_experts(runtime: Any, hook_registry: 
     assert scales(1) == whole and scales(2) == whole * 2 and scales(4) == whole * 4
 
 
+def test_a_reader_that_drops_other_ranks_scales_is_told_of(hooked: Any, caplog: pytest.LogCaptureFixture) -> None:
+    hooked.on_rank(0, 2, 1)
+    load(made(hooked), tensors())
+    assert "activation scales" not in caplog.text
+    load(made(hooked), (t for t in tensors() if t[2] < 2))
+    assert "activation scales of 2 experts of 4" in caplog.text
+
+
 def test_scales_that_bf16_does_not_hold(runtime: Any, hook_registry: Any) -> None:
     def given() -> Any:
         return ((n, s, e, v.reshape(1) if "input" in n else v) for n, s, e, v in tensors())

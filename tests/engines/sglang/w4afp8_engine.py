@@ -6,7 +6,6 @@ Real, from the wheel: the config, the expert and linear methods, ``FusedMoE`` wi
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -83,12 +82,6 @@ def bank(runtime: Runtime, config: Any, activation: str = "situ", experts: int =
         prefix="model.layers.1.mlp.experts", params_dtype=torch.bfloat16, activation=activation, gemm1_alpha=4.0,
         gemm1_clamp_limit=25.0, gate_up_interleaved=False, routed_scaling_factor=1.0, **more,
     )  # fmt: skip
-
-
-def calls(source: str, function: str) -> set[str]:
-    """Names that a function of a source file mentions."""
-    node = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and n.name == function)
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def _late(module: ModuleType, name: str) -> Callable[..., Any]:

@@ -211,6 +211,14 @@ def _process_weights_after_loading(original: Callable[..., Any], self: Any, laye
         for side in ("w13", "w2"):
             if (scale := loaded.largest_scale(side)) is not None:
                 getattr(layer, f"{side}_input_scale").data.fill_(scale)
+            if 0 < (seen := loaded.handed_over(side)) < (all_of_them := layer.num_experts):
+                logger.warning(
+                    "%s: this rank was handed the activation scales of %d experts of %d, so its logits depend on the"
+                    " number of ranks",
+                    loaded.bank,
+                    seen,
+                    all_of_them,
+                )
     return result
 
 
