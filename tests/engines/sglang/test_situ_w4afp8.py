@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.engines.conftest import Release
 from tests.engines.sglang import w4afp8_engine as engine
-from truecast.engines.sglang.fixes import situ_w4afp8
+from truecast.engines.sglang.fixes import situ_w4afp8, w4afp8_config
 from truecast.engines.sglang.fixes.situ_w4afp8 import DYNAMIC, EXPERTS, FIX, KERNELS, MASKED, METHOD, STATIC
 from truecast.engines.sglang.kernels import situ_fp8_plain
 from truecast.engines.sglang.kernels.situ_fp8_plain import Situ
@@ -175,6 +176,15 @@ def test_dynamic_scales(runtime: Any, hook_registry: Any) -> None:
     assert apart(stock, layer.truth("silu")) < 0.08 < 0.3 < apart(stock, layer.truth("situ"))
     engine.apply(hook_registry, FIX.hooks(K3))
     assert apart(layer.run("apply"), layer.truth("situ")) < 0.08
+
+
+def test_dynamic_scales_of_a_batch_of_zeros(release: Release, runtime: Any, hook_registry: Any) -> None:
+    layer = Layer(runtime, "situ", "dynamic")
+    layer.x.zero_()
+    assert bool(layer.run("apply").isnan().any()) is (release.version != "0.5.23")
+    dynamic = replace(K3, quantization_config={"moe_activation_scheme": "dynamic"})
+    engine.apply(hook_registry, [*FIX.hooks(K3), *w4afp8_config.FIX.hooks(dynamic)])
+    assert not layer.run("apply").any()
 
 
 def test_a_failing_layer_leaves_nothing_behind(runtime: Any, hook_registry: Any) -> None:

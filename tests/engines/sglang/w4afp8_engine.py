@@ -17,6 +17,7 @@ import torch
 from tests.engines.conftest import Release
 from tests.engines.sglang_k3 import LAYERS, Runtime
 from truecast.engines.sglang.fixes.situ_w4afp8 import DYNAMIC, EXPERTS, KERNELS, MASKED, STATIC
+from truecast.engines.sglang.fixes.w4afp8_config import AMAX
 
 E4M3 = torch.float8_e4m3fn
 WAYS = ("cutlass_w4a8_moe", "cutlass_w4a8_moe_deepep_normal", "cutlass_w4a8_moe_deepep_ll")
@@ -58,7 +59,10 @@ def install(release: Release, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     module("sglang.srt.runtime_context", get_server_args=lambda: SimpleNamespace(load_format=runtime.load_format))
     scope |= {"a2a": "none", "load_format": "auto"}
     kernels = module(KERNELS, **_kernels(release))
-    experts = module(EXPERTS, **_stand_ins(), **{n: getattr(kernels, n) for n in (STATIC, DYNAMIC, MASKED)})
+    stand_ins = _stand_ins()
+    quantization = AMAX.rpartition(".")
+    module(quantization[0], **{quantization[2]: stand_ins["per_tensor_absmax_fp8"]})
+    experts = module(EXPERTS, **stand_ins, **{n: getattr(kernels, n) for n in (STATIC, DYNAMIC, MASKED)})
     release.cut(EXPERTS, set(WAYS), vars(experts))
     for name in WAYS:  # what the methods import when they are called
         scope[name] = _late(experts, name)
@@ -193,6 +197,9 @@ def _stand_ins() -> dict[str, Any]:
     def amax(a: Any, scale: Any) -> None:
         scale.copy_(a.float().abs().max() / 448)
 
+    def floored(input: Any, output_s: Any, **_: Any) -> None:  # it begins with the least scale and takes the larger
+        output_s.copy_(torch.maximum(output_s, input.float().abs().max() / 448))
+
     return {
         "torch": torch,
         "_is_cuda": False,
@@ -204,7 +211,7 @@ def _stand_ins() -> dict[str, Any]:
         "pre_reorder_for_cutlass_moe": pre,
         "post_reorder_for_cutlass_moe": post,
         "per_tensor_absmax_fp8": amax,
-        "compute_cutlass_w4a8_moe_input_scale": lambda input, output_s, **_: amax(input, output_s),
+        "compute_cutlass_w4a8_moe_input_scale": floored,
         "deepep_run_moe_deep_preprocess": deepep_places,
         "deepep_permute_triton_kernel": Kernel(deepep_permute),
         "deepep_post_reorder_triton_kernel": Kernel(deepep_post),

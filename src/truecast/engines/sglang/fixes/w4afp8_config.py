@@ -24,6 +24,9 @@ from truecast.engines.sglang.situation import Situation
 
 CONFIG = "sglang.srt.layers.quantization.w4afp8.W4AFp8Config"
 METHOD = "sglang.srt.layers.quantization.w4afp8.W4AFp8MoEMethod"
+AMAX = "sglang.kernels.ops.quantization.per_tensor_quant_fp8.per_tensor_absmax_fp8"
+LEAST_SCALE = 1e-10 / 448
+"""What 0.5.23 begins with; before it, a batch of zeros was divided by a scale of zero."""
 FROM_FILES = frozenset(
     ("auto", "safetensors", "pt", "npcache", "mistral", "fastsafetensors", "runai_streamer", "instanttensor")
 )
@@ -85,7 +88,9 @@ def _methods_of(source: str, owner: str) -> set[str]:
 
 def hooks(situation: Situation) -> Sequence[Hook]:
     """All of them wrap: SGLang's class stays the one that other modules compare with."""
+    dynamic = situation.quantization_config.get("moe_activation_scheme") == "dynamic"
     return [
+        *([Hook(AMAX, _never_zero)] if dynamic else []),
         Hook(f"{CONFIG}.from_config", _from_config),
         Hook(f"{CONFIG}.get_quant_method", _get_quant_method),
         Hook(f"{CONFIG}.apply_weight_name_mapper", _apply_weight_name_mapper),
@@ -188,6 +193,11 @@ def _create_weights(original: Callable[..., Any], self: Any, layer: Any, *args: 
         kwargs["weight_loader"] = self.truecast_loaded.watch(loader)
         layer._weight_loader_impl = self.truecast_loaded.fill(layer._weight_loader_impl)
     return original(self, layer, *args, **kwargs)
+
+
+def _never_zero(original: Callable[..., Any], input: Any, output_s: Any) -> None:
+    original(input, output_s)
+    output_s.clamp_(min=LEAST_SCALE)
 
 
 def _moved_experts() -> bool:
