@@ -20,8 +20,11 @@ FUSED: Mapping[str, Sequence[str]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "fused_qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"),
+    "fused_qkvbfg_a_proj": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"),
+    "fused_fg_b_proj": ("f_b_proj", "g_b_proj"),
 }
-"""Fused modules that not every model declares in its ``packed_modules_mapping``."""
+"""Fused modules that not every model declares in its ``packed_modules_mapping``; Kimi-K3 declares none in 0.5.17."""
 _EXPERT_LEAVES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w2", "w3"))
 _TOWER = "language_model."
 

@@ -93,6 +93,10 @@ class LoadedExperts:
                 raise ValueError(f"{self.bank}.{expert}.{shard}.input_scale is {value}; it must be positive and finite")
         return max(known.values(), default=None)
 
+    def handed_over(self, side: str) -> int:
+        """How many experts' activation scales there were, this rank's or not."""
+        return len({expert for name, _, expert in self.scales if name == f"{side}_input_scale"})
+
     def _expert(self, row: int) -> str:
         return f"{self.bank}.<row {row} here>" if self.first is None else f"{self.bank}.{self.first + row}"
 

@@ -24,6 +24,9 @@ from truecast.engines.sglang.situation import Situation
 
 CONFIG = "sglang.srt.layers.quantization.w4afp8.W4AFp8Config"
 METHOD = "sglang.srt.layers.quantization.w4afp8.W4AFp8MoEMethod"
+AMAX = "sglang.kernels.ops.quantization.per_tensor_quant_fp8.per_tensor_absmax_fp8"
+LEAST_SCALE = 1e-10 / 448
+"""What 0.5.23 begins with; before it, a batch of zeros was divided by a scale of zero."""
 FROM_FILES = frozenset(
     ("auto", "safetensors", "pt", "npcache", "mistral", "fastsafetensors", "runai_streamer", "instanttensor")
 )
@@ -85,7 +88,9 @@ def _methods_of(source: str, owner: str) -> set[str]:
 
 def hooks(situation: Situation) -> Sequence[Hook]:
     """All of them wrap: SGLang's class stays the one that other modules compare with."""
+    dynamic = situation.quantization_config.get("moe_activation_scheme") == "dynamic"
     return [
+        *([Hook(AMAX, _never_zero)] if dynamic else []),
         Hook(f"{CONFIG}.from_config", _from_config),
         Hook(f"{CONFIG}.get_quant_method", _get_quant_method),
         Hook(f"{CONFIG}.apply_weight_name_mapper", _apply_weight_name_mapper),
@@ -190,6 +195,11 @@ def _create_weights(original: Callable[..., Any], self: Any, layer: Any, *args: 
     return original(self, layer, *args, **kwargs)
 
 
+def _never_zero(original: Callable[..., Any], input: Any, output_s: Any) -> None:
+    original(input, output_s)
+    output_s.clamp_(min=LEAST_SCALE)
+
+
 def _moved_experts() -> bool:
     """Does SGLang place experts otherwise than in the checkpoint's order?"""
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
@@ -211,6 +221,14 @@ def _process_weights_after_loading(original: Callable[..., Any], self: Any, laye
         for side in ("w13", "w2"):
             if (scale := loaded.largest_scale(side)) is not None:
                 getattr(layer, f"{side}_input_scale").data.fill_(scale)
+            if 0 < (seen := loaded.handed_over(side)) < (all_of_them := layer.num_experts):
+                logger.warning(
+                    "%s: this rank was handed the activation scales of %d experts of %d, so its logits depend on the"
+                    " number of ranks",
+                    loaded.bank,
+                    seen,
+                    all_of_them,
+                )
     return result
 
 
