@@ -279,7 +279,7 @@ def test_fault_is_recognised(release: Release) -> None:
     assert not fix.FIX.faulty(both.sources)
     with pytest.raises(LookupError, match="safe_open"):
         fix.FIX.faulty(release.edited(fix.UTILS, "safetensors.safe_open(", "other_open(").sources)
-    for module in (fix.UTILS, fix.LOADER, fix.LAYER):
+    for module in (fix.LOADER, fix.UTILS, fix.LAYER) if release.version == "0.5.23" else (fix.UTILS,):
         with pytest.raises(LookupError, match=module):
             fix.FIX.faulty(release.without(module).sources)
 
