@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import re
+import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,6 +226,29 @@ def test_every_fix_is_whole() -> None:
         assert fix.need(LLAMA) is None, f"{fix.name} is wanted by a dense Llama"
 
 
+def test_the_page_describes_every_fix_and_its_settings() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \|(.*)$", page, re.MULTILINE))
+    for fix in FIXES:
+        assert fix.name in rows
+        for variable in fix.settings:
+            assert f"`{variable}" in rows[fix.name]
+    for state in State:
+        assert f"| `{state.value}` |" in page
+
+
+def test_the_entry_point_is_the_plugin() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert pkgutil.resolve_name(project["entry-points"]["sglang.srt.plugins"]["truecast"]) is plugin.register
+
+
+def test_the_plugin_costs_no_import_before_a_model_is_loaded() -> None:
+    heavy = "{'torch', 'triton', 'numpy', 'numba', 'sglang', 'ml_dtypes'}"
+    code = f"import sys, truecast.engines.sglang.plugin; print({heavy} & {{m.split('.')[0] for m in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_the_table_tells_each_state() -> None:
     outcomes = [Outcome(make_fix(state.name.lower()), state, f"why {state.value}") for state in State]
     text = table(LLAMA, outcomes, binary.Finding("sm_90a kernels: MISSING\n  build", wrong=True))
@@ -276,6 +305,27 @@ def test_a_run_that_needs_nothing_gets_one_hook_and_its_own_result(runner: Any, 
     assert set(hook_registry._patched) == {"sglang.srt.model_executor.model_runner.ModelRunner.load_model"}
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1 and f"none of {len(FIXES)} fixes is needed" in printed
+
+
+def test_the_model_runner_is_not_imported_for_the_hook(
+    runner: Any, hook_registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = sys.modules["sglang.srt.model_executor"]
+    (tmp_path / "model_runner.py").write_text(
+        "class ModelRunner:\n    def load_model(self):\n        return self.result\n"
+    )
+    monkeypatch.setattr(parent, "__path__", [str(tmp_path)], raising=False)
+    monkeypatch.delattr(parent, "model_runner")
+    monkeypatch.delitem(sys.modules, plugin.MODULE)
+    finders = list(sys.meta_path)
+    plugin.register()
+    hook_registry.apply_hooks()  # as SGLang does after each plug-in
+    assert plugin.MODULE not in sys.modules and not hook_registry._hooks
+    late = importlib.import_module(plugin.MODULE).ModelRunner()
+    assert sys.meta_path == finders and set(hook_registry._patched) == {f"{plugin.MODULE}.ModelRunner.load_model"}
+    vars(late).update(vars(runner))
+    assert late.load_model() is runner.result
+    assert importlib.import_module(plugin.MODULE).ModelRunner.load_model.__wrapped__ is not None
 
 
 def test_a_required_fix_that_cannot_be_had_stops_the_loading(runner: Any, hook_registry: Any, monkeypatch: Any) -> None:

@@ -67,8 +67,8 @@ def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
             (flags,) = struct.unpack_from("<Q", data, entry + 40)
             if kind == ELF:
                 yield f"sm_{architecture}{'a' if flags & SPECIFIC else ''}"
-            if header + size == 0:
-                raise ValueError("an entry of no length")
+            if header < 48 or entry + header + size > start:
+                raise ValueError("an entry does not fit into its container")
             entry += header + size
 
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 from truecast.engines.sglang import start
 from truecast.engines.sglang.choice import VARIABLE, chosen
 from truecast.engines.sglang.fixes import FIXES
+from truecast.engines.sglang.later import when_imported
 from truecast.engines.sglang.source import function, installed
 from truecast.errors import UsageError
 
@@ -34,7 +35,12 @@ def register() -> None:
         _stop(
             f"this SGLang cannot be mended, its loading of a model is gone: {error}; set {VARIABLE}=off to run without"
         )
-    HookRegistry.register(f"{MODULE}.{METHOD}", start.load_model, HookType.AROUND)
+
+    def hook() -> None:
+        HookRegistry.register(f"{MODULE}.{METHOD}", start.load_model, HookType.AROUND)
+        HookRegistry.apply_hooks()
+
+    when_imported(MODULE, hook)
 
 
 def _stop(message: str) -> NoReturn:

@@ -97,9 +97,9 @@ def _apply(fix: Fix, need: Need, situation: Situation, sources: Sources) -> Outc
         return Outcome(fix, State.UNAVAILABLE, str(error), need.required)
     try:
         fix.selftest(situation)
-    except AssertionError as error:
+    except Exception as error:  # a kernel may fail in its own ways: whatever it is, the fix does not work here
         hooking.take_off(targets, hooks)
-        return Outcome(fix, State.UNAVAILABLE, f"its self-test failed and it was taken off: {error}", need.required)
+        return Outcome(fix, State.UNAVAILABLE, f"its self-test failed and it was taken off: {error!r}", need.required)
     _applied.add(fix.name)
     return Outcome(fix, State.APPLIED, need.why, need.required)
 

@@ -1,8 +1,9 @@
 """Ranks that wait for each other after loading: as long as the user says, and an error that names who is missing.
 
-SGLang waits 480 s whatever the checkpoint, and then says "other ranks". Here
+SGLang waits 480 s whatever the checkpoint (on rank 0; the others wait for rank 0 as long as gloo does), and then says
+"other ranks". Here
 ``SGLANG_UNBALANCED_MODEL_LOADING_TIMEOUT_S`` sets the time, and each rank notes how far it got in the store through which
-the ranks met, so that those who wait can say which rank is missing and what it did last.
+the ranks met: those who wait look there, and say which rank is missing and what it did last.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CONSTANT = "UNBALANCED_MODEL_LOADING_TIMEOUT_S"
 LOADER = "sglang.srt.model_loader.loader.DefaultModelLoader._get_weights_iterator"
 EVERY = 2.0
 """Seconds between two notes while tensors are read."""
+POLL = 0.1
 
 
 def _need(situation: Situation) -> Need | None:
@@ -68,6 +70,17 @@ class Progress:
         """Another model is loaded."""
         self.load += 1
         self.begun = self.clock()
+
+    def arrive(self, ranks: Sequence[int]) -> None:
+        """Count this rank among those of its group that wait."""
+        self.store.add(self._count(ranks), 1)
+
+    def complete(self, ranks: Sequence[int]) -> bool:
+        """Whether the whole group waits."""
+        return bool(self.store.add(self._count(ranks), 0) >= len(ranks))
+
+    def _count(self, ranks: Sequence[int]) -> str:
+        return f"truecast/loaded/{ranks[0]}/{self.load}"
 
     def missing(self, ranks: Sequence[int]) -> str:
         """What the ranks that are not at the barrier were last heard of."""
@@ -117,31 +130,42 @@ def _reading(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterato
 
 
 def _barrier(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if VARIABLE in os.environ:
-        setattr(sys.modules[MODULE], CONSTANT, seconds(os.environ[VARIABLE]))
+    """AROUND the barrier: all ranks are waited for in the store first, so the barrier itself is passed at once.
+
+    (Gloo's barrier keeps its time limit on rank 0 only; where rank 0 is the one that is late, the others would wait on.)
+    """
     progress = _here()
     progress.note("is done", done=True)
-    waiting = time.monotonic()
-    try:
-        result = original(*args, **kwargs)
-    except ValueError as error:
-        raise ValueError(_explained(error, progress, time.monotonic() - waiting)) from error.__context__
+    if progress.store is not None and kwargs.get("elastic_ep_backend") != "mooncake":  # whose ranks come and go
+        from sglang.srt.distributed.parallel_state import get_tp_group
+
+        _wait(progress, get_tp_group().ranks, _limit())
+    result = original(*args, **kwargs)
     progress.begin()
     return result
 
 
-def _explained(error: ValueError, progress: Progress, waited: float) -> str:
-    from sglang.srt.distributed.parallel_state import get_tp_group
+def _limit() -> float:
+    text = os.environ.get(VARIABLE)
+    return float(getattr(sys.modules[MODULE], CONSTANT)) if text is None else seconds(text)
 
+
+def _wait(progress: Progress, ranks: Sequence[int], limit: float) -> None:
+    begun = time.monotonic()
     try:
-        missing = progress.missing(get_tp_group().ranks)
-    except RuntimeError as gone:  # the store's rank is dead
-        missing = f"how far the others got is not known, the store of rank 0 is gone ({gone})"
-    return (
-        f"{error} truecast: rank {progress.rank} waited {waited:.0f} s. "
-        f"{missing or 'All ranks say that they are done'}. "
-        f"The time to wait in seconds is set by {VARIABLE}. Reported by torch: {error.__context__}"
-    )
+        progress.arrive(ranks)
+        while not progress.complete(ranks):
+            if time.monotonic() - begun > limit:
+                raise ValueError(
+                    f"rank {progress.rank} has loaded its part of the model and waited {limit:g} s for the others:"
+                    f" {progress.missing(ranks)}. Look into the log of what is named (out of memory, a slow disk or node),"
+                    f" or allow more seconds with {VARIABLE}"
+                )
+            time.sleep(POLL)
+    except RuntimeError as gone:  # the store lives in rank 0's process
+        raise ValueError(
+            f"rank {progress.rank} has loaded its part of the model, and rank 0 with the ranks' store is gone: {gone}"
+        ) from gone
 
 
 class _Dictionary:
@@ -151,6 +175,10 @@ class _Dictionary:
         self.values: dict[str, str] = {}
         self.set = self.values.__setitem__
         self.get = self.values.__getitem__
+
+    def add(self, key: str, more: int) -> int:
+        self.values[key] = str(int(self.values.get(key, "0")) + more)
+        return int(self.values[key])
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(key in self.values for key in keys)
@@ -162,6 +190,10 @@ def _selftest(situation: Situation) -> None:
     ours.note("is done", done=True)
     other.note("reads tensor 7, x")
     assert ours.missing([0, 1]) == "rank 1, 0 s after it began: reads tensor 7, x", ours.missing([0, 1])
+    ours.arrive([0, 1])
+    assert not ours.complete([0, 1]), "a group is complete with one of two"
+    other.arrive([0, 1])
+    assert ours.complete([0, 1]), "a group of two is not complete with both"
 
 
 FIX = Fix(

@@ -66,13 +66,24 @@ def check(layer: Any) -> None:
             "cast the checkpoint again with one global scale for w1 and w3, as truecast does",
         )
     for name in ("w13", "w2"):
-        scales = getattr(layer, f"{name}_weight_scale").data
+        scales, codes = getattr(layer, f"{name}_weight_scale").data, getattr(layer, f"{name}_weight").data
         _refuse(
             layer,
-            misread(scales, layer.params_dtype).flatten(1).any(1),
+            _lost(misread(scales, layer.params_dtype), codes),
             f"{name} has block scales (weight_scale) that Marlin cannot hold: E4M3 numbers below 2**-6 or negative ones",
             "serve the MXFP4 form, or cast with a smaller global scale if the block scales leave room below 448",
         )
+
+
+def _lost(wrong: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Which experts have such a scale over a block that is not zero throughout (its sixteen codes are eight bytes)."""
+    import torch
+
+    experts = wrong.flatten(1).any(1)
+    for expert in experts.nonzero().flatten():
+        alive = (codes[expert].view(torch.uint8).reshape(codes.shape[1], -1, 8) & 0x77 != 0).any(-1)
+        experts[expert] = (wrong[expert] & alive).any()
+    return experts
 
 
 def _refuse(layer: Any, wrong: torch.Tensor, problem: str, remedy: str) -> None:
@@ -105,6 +116,8 @@ def _selftest(situation: Situation) -> None:
             w13_weight_scale_2=torch.tensor([[1.0, twin]]),
             w13_weight_scale=scales,
             w2_weight_scale=scales,
+            w13_weight=torch.ones(1, 4, 32, dtype=torch.uint8),
+            w2_weight=torch.ones(1, 4, 32, dtype=torch.uint8),
         )
 
     check(layer(1.0, 1.0))

@@ -71,8 +71,9 @@ def _selftest(situation: Situation) -> None:
         runner=SimpleNamespace(run=lambda dispatched, info: (dispatched, info)),
         get_marlin_quant_info=lambda layer: ("info", layer),
     )
-    got = modelopt_quant.ModelOptNvFp4FusedMoEMethod.apply(method, "layer", "dispatched")
-    assert got == ("dispatched", ("info", "layer")), "SiTU on Marlin does not reach Marlin's runner"
+    layer = SimpleNamespace(_mega_moe_nvfp4=False)
+    got = modelopt_quant.ModelOptNvFp4FusedMoEMethod.apply(method, layer, "dispatched")
+    assert got == ("dispatched", ("info", layer)), "SiTU on Marlin does not reach Marlin's runner"
     assert "situ" not in modelopt_quant._SUPPORTED_ACT_STRS, "the FP8 kernel's list of activations was loosened"
 
 
