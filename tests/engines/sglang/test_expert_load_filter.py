@@ -130,24 +130,24 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("iterator", "options"), WAYS)
-@pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (1, 2), (3, 4)])
 def test_a_rank_reads_its_own_experts(
-    sglang: SimpleNamespace, tmp_path: Path, iterator: str, options: dict[str, Any], rank: int, ranks: int
+    sglang: SimpleNamespace, tmp_path: Path, iterator: str, options: dict[str, Any]
 ) -> None:
     files, tensors = checkpoint(tmp_path)
     mine = sglang.DefaultModelLoader()
     mine.iterator, mine.options = iterator, {**options, "prefetch": False}
-    model = torch.nn.ModuleDict({"a": sglang.layer(rank, ranks), "b": sglang.layer(rank, ranks)})
-    stock = dict(mine._get_all_weights(files, model))
-    assert set(stock) == set(tensors)
+    model = torch.nn.ModuleDict({"a": sglang.layer(0, 2), "b": sglang.layer(0, 2)})
+    assert set(dict(mine._get_all_weights(files, model))) == set(tensors), "stock reads all"
 
     hooking.put_on(fix.FIX.hooks(situation()))
     fix.FIX.selftest(situation())
     mine.options = options
-    found = dict(mine._get_all_weights(files, model))
-    assert set(found) == wanted(tensors, rank, ranks)
-    assert all(t.dtype == tensors[n].dtype and t.shape == tensors[n].shape for n, t in found.items())
-    assert all(torch.equal(t, tensors[n]) for n, t in found.items())
+    for rank, ranks in ((0, 2), (1, 2), (3, 4)):
+        model = torch.nn.ModuleDict({"a": sglang.layer(rank, ranks), "b": sglang.layer(rank, ranks)})
+        found = dict(mine._get_all_weights(files, model))
+        assert set(found) == wanted(tensors, rank, ranks)
+        assert all(t.dtype == tensors[n].dtype and t.shape == tensors[n].shape for n, t in found.items())
+        assert all(torch.equal(t, tensors[n]) for n, t in found.items())
     assert fix._reading is None
     again = list(getattr(sglang.loader, iterator)(files, **{**options, "prefetch": False}))
     assert {n for n, _ in again} == set(tensors), "outside a model's loading all is read"
@@ -279,7 +279,7 @@ def test_fault_is_recognised(release: Release) -> None:
     assert not fix.FIX.faulty(both.sources)
     with pytest.raises(LookupError, match="safe_open"):
         fix.FIX.faulty(release.edited(fix.UTILS, "safetensors.safe_open(", "other_open(").sources)
-    for module in (fix.UTILS, fix.LOADER, fix.LAYER):
+    for module in (fix.LOADER, fix.UTILS, fix.LAYER) if release.version == "0.5.23" else (fix.UTILS,):
         with pytest.raises(LookupError, match=module):
             fix.FIX.faulty(release.without(module).sources)
 

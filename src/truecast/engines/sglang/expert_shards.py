@@ -23,6 +23,8 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.(?:.+\.)?([^.]+)$")
 SMALL = 16
 """Tensors of at most so many elements are always read: a scale of a whole matrix may be reduced over all experts."""
 
+_AHEAD = 32 << 20  # bytes that storage is asked for before they are read, in steps the kernel takes whole
+_STEP = 1 << 20
 _LONGEST_HEADER = 100_000_000
 _TYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
@@ -106,8 +108,10 @@ class Shard:
             else:
                 skipped += end - begin
         self._reading.count(read, skipped, experts)
-        if skipped:  # else the file is read from end to end, and the kernel's reading ahead is welcome
+        if skipped:  # no reading ahead of the kernel's own: it would bring what was left out
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
+        self._to_ask = iter(self.keys())
+        self._asked = self._filled = 0
 
     def __enter__(self) -> Self:
         return self
@@ -135,10 +139,20 @@ class Shard:
         self._fill(raw.numpy().data, self._start + begin, name)
         return raw.view(dtype).reshape(entry["shape"])
 
+    def _ask(self) -> None:
+        """Have storage read on in the order of :meth:`keys`, :data:`_AHEAD` bytes beyond what was taken."""
+        while self._asked < self._filled + _AHEAD and (name := next(self._to_ask, None)) is not None:
+            begin, end = self._entries[name]["data_offsets"]
+            for start in range(begin, end, _STEP):
+                length = min(_STEP, end - start)
+                os.posix_fadvise(self._file, self._start + start, length, os.POSIX_FADV_WILLNEED)
+            self._asked += end - begin
+
     def _fill(self, into: memoryview, offset: int, name: str) -> None:
-        os.posix_fadvise(self._file, offset, len(into), os.POSIX_FADV_WILLNEED)
+        self._ask()
         done = 0
         while done < len(into):
             if not (got := os.preadv(self._file, [into[done:]], offset + done)):
                 raise ValueError(f"{self._path} is cut short in tensor {name}: fetch the file again")
             done += got
+        self._filled += done

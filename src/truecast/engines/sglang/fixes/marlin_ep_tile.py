@@ -17,7 +17,7 @@ from typing import Any
 
 from truecast.engines.sglang.fix import Fix, Hook, Kind, Need, Sources
 from truecast.engines.sglang.situation import Situation
-from truecast.engines.sglang.source import function, installed
+from truecast.engines.sglang.source import installed
 
 SETTING = "SGLANG_MARLIN_EP_BLOCK"
 MODULE = "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe"
@@ -74,9 +74,11 @@ def _faulty(sources: Sources) -> bool:
 
 
 def _find(sources: Sources) -> ast.FunctionDef:
-    found = ast.parse(function(sources, MODULE, NAME)).body[0]
-    assert isinstance(found, ast.FunctionDef)
-    return found
+    """With its decorators, which make it an operator."""
+    for node in ast.parse(sources(MODULE)).body:
+        if isinstance(node, ast.FunctionDef) and node.name == NAME:
+            return node
+    raise LookupError(f"{MODULE} has no {NAME}")
 
 
 def _choice(stock: ast.FunctionDef) -> int:
