@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", default=sys.executable, help="Python that runs SGLang")
     parser.add_argument("--documents", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=384)
-    parser.add_argument("--new", type=int, default=24)
+    parser.add_argument("--new", type=int, default=16)
     parser.add_argument("--limit", type=float, default=200, help="seconds for one server from its start")
     parser.add_argument("--port", type=int, default=31000)
     parser.add_argument("--dry-run", action="store_true", help="make everything, print what would be started")
