@@ -12,6 +12,9 @@ from benchmarks.sglang import draft, subnormal
 CALIBRATED_ON = 8
 """Documents that the W4AFP8 activation scales come from; none of them is scored."""
 
+MOVED = {"nvfp4-subnormal": subnormal.SMALLEST, "nvfp4-globals": subnormal.SMALLEST_NORMAL}
+"""Copies of the NVFP4 checkpoint with other block and global scales: how far down."""
+
 
 def truecast(*arguments: str | Path) -> None:
     """One command of the CLI. Raises: SystemExit with what it said."""
@@ -32,9 +35,8 @@ def make(names: set[str], source: Path, corpus: Path, out: Path) -> dict[str, Pa
             return
         if name in ("nvfp4", "bf16"):
             truecast("convert", source, to, "--to", name)
-        elif name == "nvfp4-subnormal":
-            one("nvfp4")
-            print(f"{name}: {subnormal.make(out / 'nvfp4', to)}", flush=True)
+        elif name in MOVED:
+            print(f"{name}: {subnormal.make(out / 'nvfp4', to, MOVED[name])}", flush=True)
         elif name.startswith("w4afp8"):
             attention = "fp8" if name.endswith("fp8-attention") else "bf16"
             scales = ("--calibration", calibration, "--rounding", "data-free")
@@ -48,7 +50,7 @@ def make(names: set[str], source: Path, corpus: Path, out: Path) -> dict[str, Pa
         few = out / "calibration.jsonl"
         few.write_text("".join(corpus.read_text().splitlines(keepends=True)[: 1 + CALIBRATED_ON]))
         truecast("calibrate", source, "--corpus", few, "--out", calibration)
-    if "nvfp4-subnormal" in names:
+    if names & MOVED.keys():
         one("nvfp4")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(one, sorted(paths.keys() - {"mxfp4"})))

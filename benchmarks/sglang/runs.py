@@ -66,7 +66,9 @@ RUNS = (
     Run("nvfp4", "nvfp4", "mxfp4", same_as="mxfp4"),
     Run("nvfp4-atomic", "nvfp4", "mxfp4", environment={"TRUECAST_SGLANG_ATOMIC_ADD": "1"}),
     Run("nvfp4-off", "nvfp4", "mxfp4", plugin="off", must_fail="activation='situ' not in supported"),
-    Run("nvfp4-subnormal", "nvfp4-subnormal", "mxfp4", same_as="mxfp4"),
+    Run("nvfp4-globals", "nvfp4-globals", "mxfp4", same_as="mxfp4"),
+    Run("nvfp4-subnormal", "nvfp4-subnormal", "mxfp4", must_fail="that Marlin cannot hold"),
+    Run("nvfp4-subnormal-off", "nvfp4-subnormal", "mxfp4", plugin="situ-nvfp4,nvfp4-repeatable"),
     Run("w4afp8", "w4afp8", "w4afp8", TRITON),
     Run("w4afp8-silu", "w4afp8", "w4afp8", TRITON, plugin="w4afp8-config"),
     Run("w4afp8-off", "w4afp8", "w4afp8", TRITON, plugin="off", must_fail="Downcasting not allowed"),
@@ -92,27 +94,10 @@ RUNS = (
 )
 
 GROUPS = {
-    "formats": (
-        "mxfp4",
-        "bf16",
-        "nvfp4",
-        "nvfp4-atomic",
-        "nvfp4-off",
-        "nvfp4-subnormal",
-        "w4afp8",
-        "w4afp8-silu",
-        "w4afp8-off",
-    ),
-    "cache": (
-        "mxfp4",
-        "mxfp4-flashinfer",
-        "fp8-kv",
-        "fp8-kv-off",
-        "fp8-kv-triton",
-        "w4afp8-fp8-attention",
-        "dspark",
-        "dspark-window",
-    ),
+    "formats": ("mxfp4", "bf16", "nvfp4", "nvfp4-atomic", "nvfp4-off", "w4afp8", "w4afp8-silu", "w4afp8-off"),
+    "scales": ("mxfp4", "nvfp4-globals", "nvfp4-subnormal", "nvfp4-subnormal-off"),
+    "cache": ("mxfp4", "mxfp4-flashinfer", "fp8-kv", "fp8-kv-off", "fp8-kv-triton", "w4afp8-fp8-attention"),
+    "drafts": ("mxfp4", "dspark", "dspark-window"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The same weights with E4M3 block scales moved down into the subnormals, by global scales that differ.
+"""The same weights with E4M3 block scales moved down, into the subnormals or to the last normal ones.
 
 An NVFP4 weight is code x block scale x global scale. nano-K3's block scales are powers of two within four binades, so 2^s can
 be taken from all block scales of a matrix and given to its global scale, and no weight changes. s differs by layer, by expert
@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-LEAST = 2.0**-9
+SMALLEST = 2.0**-9
 SMALLEST_NORMAL = 2.0**-6
 EXPERT = re.compile(r"layers\.(\d+)\..*experts\.(\d+)\.(w1|w2|w3)\.weight_scale$")
 
 
-def exponent(layer: int, expert: int, projection: str, least: float) -> int:
-    """s for a matrix whose smallest block scale is ``least``: as far as E4M3 goes, less 0 to 2."""
-    return int(math.log2(least / LEAST)) - (layer + expert + (projection == "w2")) % 3
+def exponent(layer: int, expert: int, projection: str, least: float, down_to: float) -> int:
+    """s for a matrix whose smallest block scale is ``least``: as far as ``down_to``, less 0 to 2."""
+    return int(math.log2(least / down_to)) - (layer + expert + (projection == "w2")) % 3
 
 
-def shift(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], int, int]:
+def shift(tensors: Mapping[str, torch.Tensor], down_to: float = SMALLEST) -> tuple[dict[str, torch.Tensor], int, int]:
     """A shard's tensors moved; and how many block scales there are, and how many of them are subnormal now.
 
     Raises: AssertionError where the weights would change.
@@ -40,7 +40,7 @@ def shift(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor],
         together = ("w1", "w3") if projection != "w2" else ("w2",)
         stem = name.removesuffix(f"{projection}.weight_scale")
         least = min(float(tensors[f"{stem}{p}.weight_scale"].float().min()) for p in together)
-        factor = 2.0 ** exponent(layer, expert, projection, least)
+        factor = 2.0 ** exponent(layer, expert, projection, least, down_to)
         old = tensors[name].float()
         out[name] = (old / factor).to(torch.float8_e4m3fn)
         assert torch.equal(out[name].float() * factor, old), f"{name} cannot be moved by {factor}"
@@ -50,13 +50,13 @@ def shift(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor],
     return out, total, subnormal
 
 
-def make(source: Path, out: Path) -> str:
+def make(source: Path, out: Path, down_to: float = SMALLEST) -> str:
     """Write the moved copy of an NVFP4 checkpoint in ModelOpt's dialect; says what was moved."""
     shutil.copytree(source, out, ignore=shutil.ignore_patterns(".truecast", "truecast.json"))
     total = subnormal = 0
     globals_: dict[int, set[float]] = {}
     for shard in sorted(set(json.loads((source / "model.safetensors.index.json").read_text())["weight_map"].values())):
-        tensors, n, low = shift(load_file(source / shard))
+        tensors, n, low = shift(load_file(source / shard), down_to)
         save_file(tensors, out / shard, metadata={"format": "pt"})
         total, subnormal = total + n, subnormal + low
         for name, tensor in tensors.items():

@@ -166,15 +166,20 @@ def test_prompts(tmp_path: Path) -> None:
         harness.prompts(corpus, 30, 384, 5)
 
 
-@given(st.lists(st.sampled_from([64.0, 128.0, 256.0]), min_size=4, max_size=4), st.integers(0, 9), st.integers(0, 40))
-def test_moved_scales_leave_the_weights(scales: list[float], layer: int, expert: int) -> None:
+@given(
+    st.lists(st.sampled_from([64.0, 128.0, 256.0]), min_size=4, max_size=4),
+    st.integers(0, 9),
+    st.integers(0, 40),
+    st.sampled_from([subnormal.SMALLEST, subnormal.SMALLEST_NORMAL]),
+)
+def test_moved_scales_leave_the_weights(scales: list[float], layer: int, expert: int, down_to: float) -> None:
     tensors = {}
     for projection in ("w1", "w2", "w3"):
         stem = f"model.layers.{layer}.mlp.experts.{expert}.{projection}"
         tensors[f"{stem}.weight_scale"] = torch.tensor([scales]).to(torch.float8_e4m3fn)
         tensors[f"{stem}.weight_scale_2"] = torch.tensor(2.0**-12)
-    out, total, low = subnormal.shift(tensors)
-    assert total == 12 and 0 < low <= 12
+    out, total, low = subnormal.shift(tensors, down_to)
+    assert total == 12 and (0 < low <= 12 if down_to == subnormal.SMALLEST else low == 0)
     for name, scale in tensors.items():
         if name.endswith("weight_scale"):
             assert torch.equal(scale.float() * tensors[name + "_2"], out[name].float() * out[name + "_2"])
