@@ -75,6 +75,19 @@ def same_answers(a: Scores, b: Scores) -> str:
     return f"{sum(x == y for x, y in zip(a.answers, b.answers, strict=False))}/{len(a.answers)}"
 
 
+def agreement(a: Scores, b: Scores) -> str:
+    """What agrees in every bit: ``all``, or how many documents and answers, and where the first others differ."""
+    if a.same_bits(b):
+        return "all"
+    same = [x == y for x, y in zip(a.scored, b.scored, strict=True)]
+    parts = [f"{sum(same)}/{len(same)} documents", f"answers {same_answers(a, b)}"]
+    for document, (x, y) in enumerate(zip(a.scored, b.scored, strict=True)):
+        if x != y:
+            first = next(i for i, (p, q) in enumerate(zip(x, y, strict=True)) if p != q)
+            parts.append(f"no. {document} from token {first + 1} of {len(x) + 1}")
+    return "; ".join(parts[:5])
+
+
 def row(
     outcome: Outcome, native: Scores | None, references: Mapping[str, Scores], twin: Scores | None
 ) -> dict[str, Any]:
@@ -91,9 +104,9 @@ def row(
     if scores is None:
         return out
     out["first_s"], out["accepted"] = scores.first_seconds, scores.accepted
-    out["repeats"] = scores.same_bits(outcome.again) if outcome.again else None
+    out["repeats"] = agreement(scores, outcome.again) if outcome.again else None
     if twin is not None:
-        out["same_bits_as"] = {run.same_as: scores.same_bits(twin)}
+        out["same_bits_as"] = {run.same_as: agreement(scores, twin)}
     if native is not None:
         out["answers_as_mxfp4"] = same_answers(scores, native)
     if scores.scored:
@@ -125,14 +138,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"| {r['run']} | {ready} | {note}{r['error'].replace('|', '/')} | | | | | | {applied} |")
             continue
         near, native = r.get("vs_reference"), r.get("vs_mxfp4")
-        same = "".join(
-            f"; {'equals' if yes else '**differs from**'} {name}" for name, yes in r.get("same_bits_as", {}).items()
-        )
+        same = "".join(f"; as {name}: {what}" for name, what in r.get("same_bits_as", {}).items())
         accepted = f"; {r['accepted']:.2f} tokens a step" if r["accepted"] else ""
         cells = [
             r["run"] + ("; **did not fail**" if "failed_as_it_must" in r else ""),
             ready,
-            {True: "yes", False: "**no**", None: "-"}[r["repeats"]] + same,
+            (r["repeats"] or "-") + same,
             f"{near['mean']:.4f} / {near['max']:.3f}" if near else "-",
             f"{near['nll']:+.5f}" if near else "-",
             _number(r.get("kl"), ".2e"),

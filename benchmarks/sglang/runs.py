@@ -28,6 +28,7 @@ FP8_KV = ("--kv-cache-dtype", "fp8_e4m3")
 PAGED = ("--attention-backend", "flashinfer", "--flashinfer-mla-disable-ragged")
 """Prefill by flashinfer's paged kernel, which reads the pool."""
 GAMMA = 3
+"""Tokens that the draft model proposes a step."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ RUNS = (
     Run("mxfp4-flashinfer", "mxfp4", "mxfp4", (*PAGED, *MARLIN)),
     Run("fp8-kv", "mxfp4", "fp8-kv", (*PAGED, *MARLIN, *FP8_KV)),
     Run("fp8-kv-off", "mxfp4", "fp8-kv", (*PAGED, *MARLIN, *FP8_KV), plugin="off", same_as="fp8-kv"),
-    Run("fp8-kv-triton", "mxfp4", "fp8-kv", (*TRITON, *MARLIN, *FP8_KV)),
+    Run("fp8-kv-triton", "mxfp4", "mxfp4", (*TRITON, *MARLIN, *FP8_KV)),
     Run("dspark", "mxfp4", "mxfp4", (*TRITON, *MARLIN, *speculation("{draft}")), draft=True),
     Run(
         "dspark-window",
