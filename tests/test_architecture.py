@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "verify": {"formats", "checkpoint", "layouts", "families"},
     "models": {"formats", "checkpoint", "layouts", "families"},
     "audit": {"formats", "checkpoint", "layouts", "families", "models"},
+    "engines": {"formats"},
     "serve": {"checkpoint", "layouts", "families", "models"},
     "report": set(),
     "cli": {
@@ -36,7 +37,7 @@ MAY_IMPORT = {
         "report",
     },
 }
-MAY_USE_TORCH = ("models", "audit", "serve/reference", "casts/int4_cuda.py")
+MAY_USE_TORCH = ("models", "audit", "engines", "serve/reference", "casts/int4_cuda.py")
 """Rooms and files that import torch; the rest of the package works without it."""
 
 EVERYWHERE = {"errors", "compiled", "__version__"}
@@ -48,6 +49,7 @@ THIRD_PARTY = {
     "audit": {"numpy", "torch"},
     "serve": {"numpy", "torch", "fastapi", "pydantic", "starlette", "uvicorn"},
     "report": set(),
+    "engines": {"numpy", "torch", "triton", "sglang", "safetensors"},
     "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},
 }
 VERIFY_MAY_NOT_USE = {"truecast.formats.exact"}

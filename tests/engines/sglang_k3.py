@@ -11,8 +11,8 @@ import __future__
 import ast
 import builtins
 import zipfile
-from collections.abc import Iterable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 ROOT = "sglang/srt/"
@@ -53,6 +53,12 @@ SOURCES = {
         "KimiK3LinearForCausalLM", "KimiK3ForConditionalGeneration",
     },
 }  # fmt: skip
+
+
+LAYERS = {
+    path: names for path, names in SOURCES.items() if path.startswith(("layers/", "utils/", "distributed/"))
+}  # fmt: skip
+"""Linear layers, expert banks and quantization alone, which are there under these names in 0.5.17 to 0.5.23."""
 
 
 class Absent:
@@ -164,29 +170,48 @@ def _stand_ins(scope: dict[str, Any]) -> None:
         "get_offloader": lambda: SimpleNamespace(wrap_modules=list),
         "get_pp_indices": lambda layers, *_: (0, layers),
         "get_pp_group": lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True, rank_in_group=0, world_size=1),
-        "create_moe_dispatcher": lambda *_: SimpleNamespace(set_quant_config=lambda _: None),
+        "create_moe_dispatcher": lambda *_, **__: SimpleNamespace(set_quant_config=lambda _: None),
         "get_embedding_tp_kwargs": dict,
         "get_bool_env_var": lambda *_: False,
     }
 
 
+_COMPILED: dict[tuple[str, ...], tuple[set[str], list[CodeType]]] = {}
+"""By wheel and source files: to parse them takes seconds."""
+
+
+def _compiled(
+    wheel: zipfile.ZipFile, sources: Mapping[str, set[str]], scope: Mapping[str, Any]
+) -> tuple[set[str], list[CodeType]]:
+    """(names that are not there, code of each source file)."""
+    parts = {path: _cut(wheel, ROOT + path, names) for path, names in sources.items()}
+    nodes = (n for part in parts.values() for node in part for n in ast.walk(node))
+    mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
+    absent = mentioned - {*scope, *dir(builtins), *(name for names in sources.values() for name in names)}
+    code = []
+    for path, part in parts.items():
+        module = ast.Module([_Prepared({**scope, **dict.fromkeys(absent, Absent())}).visit(node) for node in part], [])
+        flags = __future__.annotations.compiler_flag
+        code.append(compile(ast.fix_missing_locations(module), path, "exec", flags=flags, dont_inherit=True))
+    return absent, code
+
+
 class Runtime:
     """The wheel's classes in one namespace, on one rank of ``gpus`` GPUs, of which every ``tp`` split an expert."""
 
-    def __init__(self, wheel: zipfile.ZipFile) -> None:
+    def __init__(self, wheel: zipfile.ZipFile, sources: Mapping[str, set[str]] = SOURCES) -> None:
         scope: dict[str, Any] = {"__name__": __name__}
         _imports(scope)
         _stand_ins(scope)
-        parts = {path: _cut(wheel, ROOT + path, names) for path, names in SOURCES.items()}
-        nodes = (n for part in parts.values() for node in part for n in ast.walk(node))
-        mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
-        there = {*scope, *dir(builtins), *(name for names in SOURCES.values() for name in names)}
-        scope |= {name: Absent() for name in mentioned - there}
-        for path, part in parts.items():
-            module = ast.Module([_Prepared(scope).visit(node) for node in part], [])
-            flags = __future__.annotations.compiler_flag
-            exec(compile(ast.fix_missing_locations(module), path, "exec", flags=flags, dont_inherit=True), scope)
-        scope["KimiK3DeltaAttention"]._prepare_fused_decode = lambda _: None  # lays out buffers for a GPU's kernel
+        key = (str(wheel.filename), *sources)
+        if key not in _COMPILED:
+            _COMPILED[key] = _compiled(wheel, sources, scope)
+        absent, code = _COMPILED[key]
+        scope |= {name: Absent() for name in absent}
+        for part in code:
+            exec(part, scope)
+        if "KimiK3DeltaAttention" in scope:
+            scope["KimiK3DeltaAttention"]._prepare_fused_decode = lambda _: None  # lays out buffers for a GPU's kernel
         self.scope = scope
         self.on_rank(0, gpus=1, tp=1)
 

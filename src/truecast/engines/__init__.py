@@ -1,0 +1,1 @@
+"""What runs inside an inference engine's own process."""
