@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("triton")
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
