@@ -89,8 +89,10 @@ def from_message(message: dict[str, Any], finished: bool) -> Answer:
     return Answer(message.get("content") or "", reasoning, calls, finished)
 
 
-def ask_server(url: str, model: str) -> Callable[[dict[str, Any]], Answer]:
-    """A function that posts one item to ``url``/chat/completions, greedy."""
+def ask_server(url: str) -> Callable[[dict[str, Any]], Answer]:
+    """A function that posts one item to ``url``/chat/completions, greedy; the model is the first that the server lists."""
+    with urllib.request.urlopen(f"{url.rstrip('/')}/models", timeout=60) as reply:
+        model = json.load(reply)["data"][0]["id"]
 
     def ask(item: dict[str, Any]) -> Answer:
         body = {
@@ -152,12 +154,11 @@ def main() -> int:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--server", help="base URL, such as http://127.0.0.1:8000/v1")
     where.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--model", default="nano-k3", help="name that the server knows (default nano-k3)")
     parser.add_argument("--every", type=int, default=1, help="ask only every N-th item")
     parser.add_argument("--least", type=float, default=0.0, help="share of right answers below which to exit 1")
     given = parser.parse_args()
     items = [json.loads(line) for line in given.items.read_text().splitlines()][:: given.every]
-    ask = ask_server(given.server, given.model) if given.server else ask_checkpoint(given.checkpoint)
+    ask = ask_server(given.server) if given.server else ask_checkpoint(given.checkpoint)
     result = score(items, map(ask, items))
     print(json.dumps(result, indent=1, ensure_ascii=False))
     return 0 if result["right"]["all"] >= given.least else 1

@@ -56,7 +56,7 @@ def test_it_answers_held_out_dialogues_through_the_server(
     ) as process:
         assert process.stdout is not None
         ready = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
-        result = score(items, map(ask_server(ready["url"], ready["model"]), items))
+        result = score(items, map(ask_server(ready["url"]), items))
         process.terminate()
     assert result["faults"] == []
     assert result["right"]["all"] == 1
