@@ -17,13 +17,17 @@ from truecast.engines.sglang.situation import Situation
 
 
 def version() -> str:
-    """The installed SGLang's version."""
+    """The installed SGLang's version; ``unknown`` where it does not tell."""
     try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        from sglang.version import __version__
-
-        return str(__version__)
+        found = metadata.version("sglang")
+    except (metadata.PackageNotFoundError, KeyError):
+        found = None  # not installed by pip, or by half
+    if not found:
+        try:
+            from sglang.version import __version__ as found
+        except ImportError:
+            found = None
+    return str(found or "unknown")
 
 
 def situation(runner: Any) -> Situation:
