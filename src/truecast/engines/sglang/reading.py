@@ -19,15 +19,15 @@ from truecast.engines.sglang.situation import Situation
 def version() -> str:
     """The installed SGLang's version; ``unknown`` where it does not tell."""
     try:
-        found = metadata.version("sglang")
+        if found := metadata.version("sglang"):
+            return found
     except (metadata.PackageNotFoundError, KeyError):
-        found = None  # not installed by pip, or by half
-    if not found:
-        try:
-            from sglang.version import __version__ as found
-        except ImportError:
-            found = None
-    return str(found or "unknown")
+        pass  # not installed by pip, or by half
+    try:
+        from sglang.version import __version__
+    except ImportError:
+        return "unknown"
+    return str(__version__)
 
 
 def situation(runner: Any) -> Situation:

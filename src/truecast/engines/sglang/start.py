@@ -54,7 +54,8 @@ def load_model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: 
         situation = reading.situation(runner)
     except Exception as error:  # whatever SGLang has become
         raise RefusedError(
-            f"which checkpoint is loaded and how cannot be read ({type(error).__name__}: {error}), so it is not known what it needs",
+            f"which checkpoint is loaded and how cannot be read ({type(error).__name__}: {error}), so it is not known"
+            " what it needs",
             where=f"SGLang {reading.version()}",
             fix=f"use a version of SGLang that this truecast knows, or set {VARIABLE}=off",
         ) from error
