@@ -72,6 +72,8 @@ def check_everything(cast: Cast) -> None:
     report, m = cast.report, cast.m
     assert report.half_blocks == cast.scales.size
     assert report.subnormal_scales == sum(reference.e4m3(int(s)) < Fraction(1, 64) for s in cast.scales.flat)
+    below = [(r, h) for r, h, before, _ in cast.half_blocks() if any(v.magnitude for v in before)]
+    assert report.subnormal_live == sum(reference.e4m3(int(cast.scales[r, h])) < Fraction(1, 64) for r, h in below)
     assert {(b.row, b.column) for b in report.inexact} == cast.changed
     assert len(report.inexact) == len(cast.changed)
     old_codes, new_codes = reference.codes_of(cast.packed), reference.codes_of(cast.new_packed)
@@ -326,15 +328,16 @@ def test_the_two_halves_of_a_block_go_their_own_ways() -> None:
     check_everything(cast)
 
 
-def test_where_the_window_holds_all_the_codes_are_not_even_read() -> None:
-    cast = Cast([MIXED, FOUR], [[110], [127]])
+def test_where_all_block_scales_are_normal_the_codes_are_not_even_read() -> None:
+    cast = Cast([MIXED, FOUR], [[113], [127]])
     assert cast.reads == 0
     assert cast.codes_stay
 
 
 def test_a_block_outside_the_window_that_is_zero_leaves_the_codes_alone() -> None:
     cast = Cast([ZERO + MIXED], [[0, 127]])
-    assert cast.reads == 1
+    assert cast.reads == 2  # what lies outside, and what is under a subnormal scale
+    assert cast.report.subnormal_scales == 2 and cast.report.subnormal_live == 0
     assert cast.codes_stay
 
 
@@ -345,4 +348,4 @@ def test_block_scales_are_normal_where_the_span_is_at_most_14() -> None:
 
 
 def test_a_new_report_is_empty() -> None:
-    assert NVFP4Report() == NVFP4Report(0, 0, 0, [])
+    assert NVFP4Report() == NVFP4Report(0, 0, 0, 0, [])

@@ -122,6 +122,21 @@ def test_renormalised_blocks_stay_exact(tmp_path: Path) -> None:
     assert verify(source, tmp_path / "out").ok
 
 
+@pytest.mark.parametrize("low, code, told", [(-15, 0x22, 16), (-14, 0x22, 0), (-15, 0x00, 0)])
+def test_subnormal_block_scales_over_weights_are_told(tmp_path: Path, low: int, code: int, told: int) -> None:
+    source = wide(tmp_path, low, code)
+    manifest = convert(source, tmp_path / "out", Target("nvfp4"), card=render_card)
+    assert manifest["blocks"]["inexact"] == 0
+    notes = [note for note in manifest["notes"] if "subnormal" in note]
+    card = (tmp_path / "out" / "README.md").read_text()
+    if not told:
+        assert not notes and "Marlin, which" not in card
+        return
+    (note,) = notes
+    assert f": {told}, in 1 of the matrices: " in note and "experts.0.w3 (16)" in note and "MXFP4 form" in note
+    assert note in card
+
+
 def test_a_loss_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     source = wide(tmp_path, -18, 0x11)  # codes 0.5 cannot be halved
     with pytest.raises(InexactError, match=r"16 half blocks cannot be exact in nvfp4-modelopt"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from checkmaking import Made, kimi, moe
 
+from truecast.cli.main import main
 from truecast.verify.check.findings import Finding
 
 MODULE = "model.layers.1.mlp.experts.2.down_proj"
@@ -75,6 +78,34 @@ def test_subnormal_scale(made):
     finding = only(made, "scale-subnormal", "warning")
     assert "1 of 32 blocks" in finding.message
     assert (finding.place.row, finding.place.block) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "gpu, dtype, severity",
+    [
+        ("h200", None, "error"),
+        ("GH200", "bfloat16", "error"),
+        ("h200", "float16", "warning"),
+        ("b200", None, "warning"),
+    ],
+)
+def test_subnormal_scale_is_an_error_where_the_gpu_reads_it_wrong(made, capsys, gpu, dtype, severity):
+    made.array(MODULE + ".weight_scale")[2, 0] = 0x07
+    made.array(MODULE + ".weight_scale")[0, 0] = 0xB8  # another rule's severity stays
+    if dtype is not None:
+        made.config["torch_dtype"] = dtype
+    made.write()
+    code = main(["check", str(made.folder), "--hardware", gpu, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    severities = {finding["id"]: finding["severity"] for finding in found["findings"]}
+    assert severities == {"scale-subnormal": severity, "scale-negative": "error"}
+    assert code == 1 and found["errors"] == (2 if severity == "error" else 1)
+
+
+def test_no_such_hardware(made, capsys):
+    made.write()
+    assert main(["check", str(made.folder), "--hardware", "h2000"]) == 2
+    assert "h200" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", ["nvfp4-modelopt", "mxfp4-compressed-tensors"])

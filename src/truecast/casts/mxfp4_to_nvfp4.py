@@ -40,6 +40,8 @@ class NVFP4Report:
     half_blocks: int = 0
     renormalised: int = 0
     subnormal_scales: int = 0
+    subnormal_live: int = 0
+    """Those of them whose codes are not all zero: exact, and read as nothing by engines that know normal scales only."""
     inexact: list[InexactHalfBlock] = field(default_factory=list)
 
 
@@ -87,7 +89,7 @@ def cast(scales: U8, m: int, read_blocks: ReadBlocks) -> tuple[U8, CodeChanges |
     """Cast one matrix under global scale 2^m.
 
     Shapes: scales ``[N, K/32]`` E8M0 -> block scales ``[N, K/16]`` E4M3, and the changes to the codes, None where they
-    all stay as they are. ``read_blocks`` is asked only for the blocks that E4M3's window does not hold.
+    all stay as they are. ``read_blocks`` is asked only for the blocks that E4M3's window does not hold, or holds as subnormal.
 
     Exact: for every half block that is not in ``report.inexact``. All-zero half blocks keep their codes and get
     ``2^clamp(k-m, -9, 8)``. Byte 255 among the scales is the caller's to refuse.
@@ -104,7 +106,12 @@ def cast(scales: U8, m: int, read_blocks: ReadBlocks) -> tuple[U8, CodeChanges |
         changes = _cast_outside_window(
             halves, np.repeat(d, 2), np.repeat(rows, 2), half_numbers, block_scales, m, report
         )
-    report.subnormal_scales = int(np.count_nonzero(block_scales < e4m3.pow2_byte(e4m3.MIN_NORMAL_POW2)))
+    subnormal = block_scales < e4m3.pow2_byte(e4m3.MIN_NORMAL_POW2)
+    report.subnormal_scales = int(np.count_nonzero(subnormal))
+    if report.subnormal_scales:
+        rows, halves_there = np.nonzero(subnormal)
+        masks = exact.magnitude_masks(read_blocks(rows, halves_there // 2))
+        report.subnormal_live = int(np.count_nonzero(masks[np.arange(rows.size), halves_there % 2]))
     return block_scales, changes, report
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from truecast.cli.output import add_jobs, print_result, progress
 from truecast.report.words import counted
+from truecast.serve import GPUS, find_gpu
 from truecast.verify.check import CheckReport, check
 
 NAME = "check"
@@ -18,13 +19,19 @@ CLAIM_FAILS = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.add_argument("src", metavar="CKPT", help="folder, .safetensors file or fsspec URL")
+    parser.add_argument(
+        "--hardware",
+        metavar="GPU",
+        help=f"also refuse what this GPU's kernels read wrong ({', '.join(GPUS)}); without it that is a warning",
+    )
     add_jobs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check and print the findings. Exit 1 if there is an error among them."""
+    capability = None if args.hardware is None else find_gpu(args.hardware).capability
     with progress(args) as report:
-        result = check(args.src, jobs=args.jobs, progress=report)
+        result = check(args.src, jobs=args.jobs, progress=report, capability=capability)
     print_result(args, result.document(), lambda console: _render(console, result))
     return 0 if result.ok else CLAIM_FAILS
 

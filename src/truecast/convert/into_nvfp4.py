@@ -29,6 +29,8 @@ def _count(matrix: Matrix, report: NVFP4Report, tally: Tally) -> None:
     tally.half_blocks += report.half_blocks
     tally.renormalised += report.renormalised
     tally.subnormal_scales += report.subnormal_scales
+    if report.subnormal_live:
+        tally.subnormal_live[matrix.name] = report.subnormal_live
     tally.inexact += [
         {
             "matrix": matrix.name,

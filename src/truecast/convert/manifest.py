@@ -21,6 +21,8 @@ from truecast.convert.source_card import read_source_card
 from truecast.errors import RefusedError
 
 SCHEMA = "truecast.manifest/1"
+_NAMED = 8
+"""So many matrices are named in a note."""
 _ACTIVATIONS = {"w4afp8": "fp8", "fp8": "fp8"}
 """Formats whose engines always quantize activations, and to what."""
 
@@ -83,13 +85,31 @@ def build_manifest(
         "inexact_matrices": dict(sorted(scan.inexact_matrices.items())),
         "near_overflow": sorted(scan.near_overflow),
         "dropped": plan.dropped,
-        "notes": [*plan.notes, *notes],
+        "notes": [*plan.notes, *notes, *_subnormal_note(records)],
         "code": [
             {"file": name, "rule": RULE, "before": code[name].before, "after": files[name]["sha256"]}
             for name in sorted(code)
         ],
         "files": {name: files[name] for name in sorted(files)},
     }
+
+
+def _subnormal_note(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What engines below Blackwell make of block scales that the cast could not keep normal; none if it could."""
+    found: dict[str, int] = {}
+    for record in records:
+        for name, count in record.get("subnormal_live", {}).items():
+            found[name] = found.get(name, 0) + count
+    if not found:
+        return []
+    worst = sorted(found, key=lambda name: (-found[name], name))
+    named = ", ".join(f"{name} ({found[name]:,})" for name in worst[:_NAMED])
+    more = f" and {len(worst) - _NAMED:,} more matrices" if len(worst) > _NAMED else ""
+    return [
+        f"half blocks that are not zero under an E4M3-subnormal block scale: {sum(found.values()):,}, in"
+        f" {len(found):,} of the matrices: {named}{more}. The values are exact, and Blackwell reads them right; Marlin, which"
+        " runs NVFP4 on Hopper and Ampere, reads them as zero with BF16 activations: serve the MXFP4 form there"
+    ]
 
 
 def _activation_scales(plan: Plan) -> str | None:

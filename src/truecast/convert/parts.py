@@ -50,6 +50,8 @@ class Tally:
     half_blocks: int = 0
     renormalised: int = 0
     subnormal_scales: int = 0
+    subnormal_live: dict[str, int] = field(default_factory=dict)
+    """Matrix -> its half blocks that are not zero under a subnormal scale, where there are any."""
     inexact: list[dict[str, object]] = field(default_factory=list)
     int4: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Matrix -> figures of its INT4 groups."""

@@ -69,6 +69,7 @@ def _write_tensors(job: ShardJob, writer: FileWriter) -> dict[str, Any]:
         "half_blocks": tally.half_blocks,
         "renormalised": tally.renormalised,
         "subnormal_scales": tally.subnormal_scales,
+        "subnormal_live": tally.subnormal_live,
         "inexact": tally.inexact,
         "int4": tally.int4,
         "fp8": tally.fp8,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import importlib.util
 import pkgutil
 import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,6 +187,28 @@ def test_a_fix_that_fails_its_selftest_is_taken_off(target: Any, hook_registry: 
     assert target.function(1) == 4  # and can be put on later
 
 
+def test_what_goes_wrong_while_a_fix_is_applied_leaves_it_off(target: Any, hook_registry: Any) -> None:
+    """Not a lookup only: an import that fails, a function that cannot be compiled again."""
+
+    def hooks(situation: Situation) -> Any:
+        raise ImportError("no module named flashinfer")
+
+    outcome = only(dataclasses.replace(make_fix(need=REQUIRED), hooks=hooks))
+    assert (outcome.state, outcome.reason) == (State.UNAVAILABLE, "ImportError: no module named flashinfer")
+    bad = make_fix(hooks=(Hook("engine.home.function", double), Hook("engine.home.Layer", type("L", (), {}))))
+    assert only(bad).state is State.UNAVAILABLE and target.function(1) == 2 and not hook_registry._patched
+
+
+def test_what_another_plugin_hooked_is_not_replaced(target: Any, hook_registry: Any) -> None:
+    from sglang.srt.plugins.hook_registry import HookType
+
+    hook_registry.register("engine.home.function", lambda original, value: original(value) + 10, HookType.AROUND)
+    hook_registry.apply_hooks()
+    outcome = only(make_fix(hooks=(Hook("engine.home.function", lambda value: value, Kind.REPLACE),)))
+    assert outcome.state is State.UNAVAILABLE and "hooked by another plug-in" in outcome.reason
+    assert target.function(1) == 12
+
+
 def test_what_another_plugin_hooked_stays_when_a_fix_is_taken_off(target: Any, hook_registry: Any) -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
@@ -297,12 +322,14 @@ def runner(release: Release, hook_registry: Any, place: Place, monkeypatch: pyte
 
 
 def test_a_run_that_needs_nothing_gets_one_hook_and_its_own_result(runner: Any, hook_registry: Any, capfd: Any) -> None:
+    stock = dict(vars(type(runner)))
     plugin.register()
     hook_registry.apply_hooks()
-    assert set(hook_registry._hooks) == {"sglang.srt.model_executor.model_runner.ModelRunner.load_model"}
     assert runner.load_model() is runner.result
     assert runner.load_model() is runner.result
-    assert set(hook_registry._patched) == {"sglang.srt.model_executor.model_runner.ModelRunner.load_model"}
+    assert not hook_registry._hooks and not hook_registry._patched
+    changed = {name for name, value in vars(type(runner)).items() if value is not stock.get(name)}
+    assert changed == {"load_model"} and type(runner).load_model.__wrapped__ is stock["load_model"]
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1 and f"none of {len(FIXES)} fixes is needed" in printed
 
@@ -317,15 +344,96 @@ def test_the_model_runner_is_not_imported_for_the_hook(
     monkeypatch.setattr(parent, "__path__", [str(tmp_path)], raising=False)
     monkeypatch.delattr(parent, "model_runner")
     monkeypatch.delitem(sys.modules, plugin.MODULE)
-    finders = list(sys.meta_path)
     plugin.register()
-    hook_registry.apply_hooks()  # as SGLang does after each plug-in
+    hook_registry.apply_hooks()  # as SGLang does after its last plug-in
+    assert importlib.util.find_spec(plugin.MODULE)  # somebody asks whether it is there
     assert plugin.MODULE not in sys.modules and not hook_registry._hooks
     late = importlib.import_module(plugin.MODULE).ModelRunner()
-    assert sys.meta_path == finders and set(hook_registry._patched) == {f"{plugin.MODULE}.ModelRunner.load_model"}
     vars(late).update(vars(runner))
     assert late.load_model() is runner.result
     assert importlib.import_module(plugin.MODULE).ModelRunner.load_model.__wrapped__ is not None
+
+
+@pytest.fixture
+def unloaded(runner: Any, hook_registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The runner's module is a file that nobody has imported; ``calls`` counts what other plug-ins' hooks saw."""
+    parent = sys.modules["sglang.srt.model_executor"]
+    (tmp_path / "model_runner.py").write_text(
+        "class ModelRunner:\n"
+        "    def load_model(self):\n        return 'loaded'\n"
+        "    def forward(self):\n        return 'forwarded'\n"
+    )
+    monkeypatch.setattr(parent, "__path__", [str(tmp_path)], raising=False)
+    monkeypatch.delattr(parent, "model_runner")
+    monkeypatch.delitem(sys.modules, plugin.MODULE)
+    seen: list[str] = []
+    monkeypatch.setattr(start, "load_model", lambda original, *args: (seen.append("truecast"), original(*args))[1])
+    return seen
+
+
+def _registers(registry: Any, seen: list[str], *methods: str, replace: bool = False) -> None:
+    from sglang.srt.plugins.hook_registry import HookType
+
+    def around(original: Any, *args: Any) -> Any:
+        seen.append("other")
+        return original(*args)
+
+    def instead(*args: Any) -> str:
+        seen.append("other")
+        return "replaced"
+
+    for method in methods:
+        kind = HookType.REPLACE if replace else HookType.AROUND
+        registry.register(f"{plugin.MODULE}.ModelRunner.{method}", instead if replace else around, kind)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("imported", [True, False])
+@pytest.mark.parametrize("replace", [True, False])
+def test_hooks_of_other_plugins_run_once_each_and_never_in_place_of_ours(
+    unloaded: Any, hook_registry: Any, monkeypatch: pytest.MonkeyPatch, first: bool, imported: bool, replace: bool
+) -> None:
+    from sglang.srt import plugins
+
+    def load_plugins() -> None:
+        """What SGLang's own does, with one other plug-in."""
+        if imported:
+            importlib.import_module(plugin.MODULE)
+        if first:
+            plugin.register()
+        _registers(hook_registry, unloaded, "forward", "load_model", replace=replace)
+        if not first:
+            plugin.register()
+        hook_registry.apply_hooks()
+
+    monkeypatch.setattr(plugins, "load_plugins", load_plugins, raising=False)
+    load_plugins()
+    made = importlib.import_module(plugin.MODULE).ModelRunner()
+    assert made.forward() == ("replaced" if replace else "forwarded") and unloaded == ["other"]
+    unloaded.clear()
+    assert made.load_model() == ("replaced" if replace else "loaded")
+    assert sorted(unloaded) == ["other", "truecast"]
+
+
+def test_a_hook_on_loading_that_does_not_take_ends_the_process(
+    unloaded: Any, hook_registry: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hook_registry, "_apply_target", classmethod(lambda cls, path, hooks: None))
+    plugin.register()
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(plugin.MODULE)
+    assert stop.value.code == 2 and "load_model did not take; set TRUECAST_SGLANG=off" in capsys.readouterr().err
+
+
+def test_an_import_that_failed_may_be_tried_again(unloaded: Any, tmp_path: Path) -> None:
+    good = (tmp_path / "model_runner.py").read_text()
+    plugin.register()
+    (tmp_path / "model_runner.py").write_text("raise ImportError('no such driver')\n")
+    with pytest.raises(ImportError, match="driver"):
+        importlib.import_module(plugin.MODULE)
+    (tmp_path / "model_runner.py").write_text(good)
+    importlib.invalidate_caches()
+    assert importlib.import_module(plugin.MODULE).ModelRunner().load_model() == "loaded" and unloaded == ["truecast"]
 
 
 def test_a_required_fix_that_cannot_be_had_stops_the_loading(runner: Any, hook_registry: Any, monkeypatch: Any) -> None:
@@ -346,6 +454,21 @@ def test_arguments_that_cannot_be_read_stop_the_loading(runner: Any, hook_regist
         runner.load_model()
 
 
+def test_a_version_that_nobody_tells_is_unknown(
+    runner: Any, hook_registry: Any, monkeypatch: Any, place: Place
+) -> None:
+    def gone(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(metadata, "version", gone)
+    monkeypatch.setitem(sys.modules, "sglang.version", None)
+    assert reading.version() == "unknown"
+    monkeypatch.setattr(metadata, "version", lambda name: None)  # a METADATA file without a Version
+    assert reading.version() == "unknown"
+    assert only(make_fix(need=REQUIRED), Situation(version="unknown", model="m")).state is State.UNKNOWN
+
+
 def test_off_registers_nothing_even_where_the_target_is_gone(
     runner: Any, release: Release, hook_registry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,7 +487,7 @@ def test_a_missing_load_model_ends_the_process(
     with pytest.raises(SystemExit) as stop:
         plugin.register()
     assert stop.value.code == 2
-    assert "defines no ModelRunner.load_model; set TRUECAST_SGLANG=off" in capsys.readouterr().err
+    assert "model_runner has no def load_model(; set TRUECAST_SGLANG=off" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

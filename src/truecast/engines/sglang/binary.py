@@ -84,7 +84,10 @@ def kernels(situation: Situation) -> Finding | None:
     """Whether sgl_kernel's library for Hopper has Hopper's own code; None where this run does not ask for it."""
     if situation.capability != (9, 0) or situation.quantization is None:
         return None
-    spec = importlib.util.find_spec("sgl_kernel")
+    try:
+        spec = importlib.util.find_spec("sgl_kernel")
+    except (ValueError, ImportError):  # a stand-in without a spec
+        return None
     for root in (spec.submodule_search_locations or ()) if spec is not None else ():
         for path in Path(root).glob("sm90/common_ops*.so"):
             return look(path, situation.version)

@@ -55,21 +55,37 @@ def put_on(hooks: Sequence[Hook]) -> list[Target]:
 
     source = HookSource("truecast", "truecast")
     targets = [resolve(hook.target) for hook in hooks]  # all of them, before the first is touched
-    for hook in hooks:
-        HookRegistry.register(hook.target, hook.function, _registry_kind(hook.kind), source=source)
-    HookRegistry.apply_hooks()
+    for hook, target in zip(hooks, targets, strict=True):
+        if hook.kind is Kind.REPLACE and target.path in HookRegistry._patched:
+            raise LookupError(f"{hook.target} is hooked by another plug-in, and to replace it would undo that")
     try:
+        for hook in hooks:
+            HookRegistry.register(hook.target, hook.function, _registry_kind(hook.kind), source=source)
+        HookRegistry.apply_hooks()
         for hook, target in zip(hooks, targets, strict=True):
-            if not _is_in_place(hook, target):  # the registry leaves alone what it has patched before
-                _put_over(hook)
-            if not _is_in_place(hook, target):
-                raise LookupError(f"the hook on {hook.target} did not take")
-            if stale := list(_bindings(target.value)):
-                raise LookupError(f"{stale[0][0].__name__}.{stale[0][1]} still is what {hook.target} was")
-    except LookupError:
+            _verify(hook, target)
+    except BaseException:
         take_off(targets, hooks)
         raise
     return targets
+
+
+def put_over(hooks: Sequence[Hook]) -> None:
+    """Apply these hooks and no other that the registry may hold, over whatever is there; verify each.
+
+    Raises: LookupError if a target is gone or a hook is not in place afterwards.
+    """
+    for hook, target in [(hook, resolve(hook.target)) for hook in hooks]:
+        _verify(hook, target)
+
+
+def _verify(hook: Hook, target: Target) -> None:
+    if not _is_in_place(hook, target):  # the registry leaves alone what it has patched before
+        _put_over(hook)
+    if not _is_in_place(hook, target):
+        raise LookupError(f"the hook on {hook.target} did not take")
+    if stale := list(_bindings(target.value)):
+        raise LookupError(f"{stale[0][0].__name__}.{stale[0][1]} still is what {hook.target} was")
 
 
 def take_off(targets: Sequence[Target], hooks: Sequence[Hook]) -> None:
@@ -100,10 +116,11 @@ def _registry_kind(kind: Kind) -> Any:
 
 
 def _put_over(hook: Hook) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookSource
 
     try:
-        HookRegistry._apply_target(hook.target, [(_registry_kind(hook.kind), hook.function, None)])
+        source = HookSource("truecast", "truecast")
+        HookRegistry._apply_target(hook.target, [(_registry_kind(hook.kind), hook.function, source)])
     except (AttributeError, TypeError, ValueError) as error:
         raise LookupError(f"the hook on {hook.target} did not take: {error}") from error
 

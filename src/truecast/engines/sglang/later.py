@@ -6,7 +6,6 @@ model, and would import the whole of it for nothing: seconds at start.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -14,7 +13,10 @@ from types import ModuleType
 
 
 class _Watch:
-    """A finder that finds one module as everybody else does, and acts after it was executed."""
+    """A finder that finds one module as everybody else does, and acts each time after it was executed.
+
+    It stays: looking a module up does not import it, and an import that failed may be tried again.
+    """
 
     def __init__(self, name: str, act: Callable[[], None]) -> None:
         self.name = name
@@ -25,8 +27,7 @@ class _Watch:
     ) -> ModuleSpec | None:
         if name != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = self._spec_of_others(path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
@@ -37,10 +38,18 @@ class _Watch:
             spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec
 
+    def _spec_of_others(self, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        after = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        for finder in after:
+            if (look := getattr(finder, "find_spec", None)) is not None:
+                spec: ModuleSpec | None = look(self.name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
 
 def when_imported(name: str, act: Callable[[], None]) -> None:
-    """Call ``act`` at the end of the first import of module ``name``; at once if that has been."""
+    """Call ``act`` at the end of each import of module ``name`` from now on; at once too if that has been."""
     if name in sys.modules:
         act()
-    else:
-        sys.meta_path.insert(0, _Watch(name, act))
+    sys.meta_path.insert(0, _Watch(name, act))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from types import CodeType
 from typing import NoReturn
 
-from truecast.engines.sglang import start
+from truecast.engines.sglang import hooking, start
 from truecast.engines.sglang.choice import VARIABLE, chosen
+from truecast.engines.sglang.fix import Hook
 from truecast.engines.sglang.fixes import FIXES
 from truecast.engines.sglang.later import when_imported
-from truecast.engines.sglang.source import function, installed
+from truecast.engines.sglang.source import installed
 from truecast.errors import UsageError
 
 MODULE = "sglang.srt.model_executor.model_runner"
 METHOD = "ModelRunner.load_model"
+TARGET = f"{MODULE}.{METHOD}"
 
 
 def register() -> None:
@@ -29,20 +32,49 @@ def register() -> None:
     if not names:
         return
     try:
-        function(installed(), MODULE, METHOD)
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+        text = installed()(MODULE)  # not parsed: most processes load no model, and the hook is verified where one does
+        if missing := [word for word in ("class ModelRunner", "def load_model(") if word not in text]:
+            raise LookupError(f"{MODULE} has no {' and no '.join(missing)}")
+        from sglang.srt.plugins import hook_registry  # noqa: F401  (that it is there)
     except (LookupError, ImportError) as error:
-        _stop(
-            f"this SGLang cannot be mended, its loading of a model is gone: {error}; set {VARIABLE}=off to run without"
-        )
+        _gone(error)
+    when_imported(MODULE, _hook)
 
-    source = HookSource("truecast", "truecast")
 
-    def hook() -> None:
-        HookRegistry.register(f"{MODULE}.{METHOD}", start.load_model, HookType.AROUND, source=source)
-        HookRegistry.apply_hooks()
+def _hook() -> None:
+    """Put the hook on, now that there is something to put it on.
 
-    when_imported(MODULE, hook)
+    SGLang applies all hooks after its last plug-in, and a target that was applied before is passed over there: applying
+    ours too early would cost other plug-ins theirs. While it applies them, it may be an import for one of them that
+    brought us here, and to apply again would put those on twice.
+    """
+    from sglang.srt import plugins
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+
+    load_plugins = getattr(getattr(plugins, "load_plugins", None), "__code__", None)
+    applying = _runs(HookRegistry.apply_hooks.__code__)
+    waiting = TARGET in HookRegistry._hooks and TARGET not in HookRegistry._patched
+    if waiting if applying else _runs(load_plugins):
+        HookRegistry.register(TARGET, start.load_model, HookType.AROUND, source=HookSource("truecast", "truecast"))
+        return
+    try:
+        hooking.put_over([Hook(TARGET, start.load_model)])
+    except LookupError as error:
+        _gone(error)
+
+
+def _runs(code: CodeType | None) -> bool:
+    """Is this function among those that wait for us to return?"""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _gone(error: Exception) -> NoReturn:
+    _stop(f"this SGLang cannot be mended, its loading of a model is gone: {error}; set {VARIABLE}=off to run without")
 
 
 def _stop(message: str) -> NoReturn:

@@ -17,13 +17,17 @@ from truecast.engines.sglang.situation import Situation
 
 
 def version() -> str:
-    """The installed SGLang's version."""
+    """The installed SGLang's version; ``unknown`` where it does not tell."""
     try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
+        if found := metadata.version("sglang"):
+            return found
+    except (metadata.PackageNotFoundError, KeyError):
+        pass  # not installed by pip, or by half
+    try:
         from sglang.version import __version__
-
-        return str(__version__)
+    except ImportError:
+        return "unknown"
+    return str(__version__)
 
 
 def situation(runner: Any) -> Situation:

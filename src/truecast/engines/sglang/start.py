@@ -52,9 +52,10 @@ def load_model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: 
     names = chosen(FIXES, os.environ)
     try:
         situation = reading.situation(runner)
-    except (AttributeError, ImportError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever SGLang has become
         raise RefusedError(
-            f"which checkpoint is loaded and how cannot be read ({error}), so it is not known what it needs",
+            f"which checkpoint is loaded and how cannot be read ({type(error).__name__}: {error}), so it is not known"
+            " what it needs",
             where=f"SGLang {reading.version()}",
             fix=f"use a version of SGLang that this truecast knows, or set {VARIABLE}=off",
         ) from error
@@ -95,6 +96,8 @@ def _apply(fix: Fix, need: Need, situation: Situation, sources: Sources) -> Outc
         targets = hooking.put_on(hooks)
     except LookupError as error:
         return Outcome(fix, State.UNAVAILABLE, str(error), need.required)
+    except Exception as error:  # an import that fails, code that will not compile: this fix is not to be had
+        return Outcome(fix, State.UNAVAILABLE, f"{type(error).__name__}: {error}", need.required)
     try:
         fix.selftest(situation)
     except Exception as error:  # a kernel may fail in its own ways: whatever it is, the fix does not work here

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from truecast.verify.check.rules import RULES
+from truecast.verify.check.rules import ERROR, RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,16 @@ class Collector:
             ours = self.kinds.setdefault(key, _Kind())
             ours.total += theirs.total
             ours.shown += theirs.shown[: max(0, RULES[key[0]].shown - len(ours.shown))]
+
+    def make_error(self, rule_id: str) -> None:
+        """A rule that is a warning in general and an error here."""
+        kinds = {}
+        for (found, severity, name), kind in self.kinds.items():
+            if found == rule_id:
+                severity = ERROR
+                kind = _Kind([replace(finding, severity=ERROR) for finding in kind.shown], kind.total)
+            kinds[found, severity, name] = kind
+        self.kinds = kinds
 
     def drop(self, rule_id: str) -> None:
         """Forget the findings of a rule that could not be judged after all."""

@@ -7,7 +7,7 @@ modules, and the quantization config against what is stored. Faults are collecte
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ from truecast.verify.check.scales import (
 )
 
 SCHEMA = "truecast.check/1"
+BLACKWELL = 100
+"""Compute capability from which engines have kernels of their own for NVFP4; below, they run it on Marlin."""
 Progress = Callable[[str, int, int], None]
 """Told ``(stage, bytes just done, bytes in all)``."""
 
@@ -73,9 +75,17 @@ class CheckReport:
         }
 
 
-def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress | None = None) -> CheckReport:
+def check(
+    location: str | os.PathLike[str],
+    *,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    capability: int | None = None,
+) -> CheckReport:
     """Judge a folder, a ``.safetensors`` file or an fsspec URL.
 
+    ``capability`` is that of the GPU it is to be served on (90 is Hopper, 100 Blackwell): what is read wrong there is an
+    error, where it is a warning for a checkpoint by itself.
     ``progress`` is told bytes of block scales as they are done; ``jobs`` processes scan one shard each.
     Raises: InputError if there is no checkpoint at all, or if a file cannot be read.
     """
@@ -106,6 +116,8 @@ def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress
         if progress:
             progress("scales", part.scale_bytes, total)
     found.merge(result.found)
+    if capability is not None and capability < BLACKWELL and _activations(checkpoint.config) != "float16":
+        found.make_error("scale-subnormal")
     check_twins(found, family, contents.matrices, result.global_scales)
 
     blocks = find_blocks(found, checkpoint)
@@ -133,3 +145,13 @@ def check(location: str | os.PathLike[str], *, jobs: int = 1, progress: Progress
         layouts=sorted(contents.layouts),
         family=family.name,
     )
+
+
+def _activations(config: Mapping[str, Any]) -> str:
+    """The type in which config.json wants activations; engines take BF16 where it says nothing."""
+    text = config.get("text_config")
+    for part in (text if isinstance(text, Mapping) else {}, config):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(said := part.get(key), str):
+                return said.removeprefix("torch.")
+    return "bfloat16"

@@ -159,9 +159,11 @@ SCALES = {
     ),
     "scale-subnormal": Rule(
         WARNING,
-        "some Marlin builds (NVFP4 on Hopper and Ampere) assume scales of at least 2^-6 and misread smaller ones"
-        " (vllm-project/vllm#34577)",
-        "choose a smaller global scale where the block scales leave room, or serve with a kernel other than Marlin",
+        "below Blackwell (Hopper, Ampere) engines run NVFP4 on Marlin, which with BF16 activations reads such a scale as"
+        " next to nothing: the block's weights become zero without a word (SGLang 0.5.17 to 0.5.23; vllm-project/vllm#34577)."
+        " Blackwell's own kernels, and Marlin with FP16 activations, read it right",
+        "choose a smaller global scale where the block scales leave room below 448, or serve the MXFP4 form there;"
+        " --hardware GPU makes it an error where it is one",
     ),
     "matrix-all-zero": Rule(
         WARNING, "a module whose weights are all zero computes nothing: most often a lost or untrained expert", _RECAST
