@@ -69,7 +69,7 @@ RUNS = (
     Run("nvfp4-off", "nvfp4", "mxfp4", plugin="off", must_fail="activation='situ' not in supported"),
     Run("nvfp4-globals", "nvfp4-globals", "mxfp4", same_as="mxfp4"),
     Run("nvfp4-subnormal", "nvfp4-subnormal", "mxfp4", must_fail="that Marlin cannot hold"),
-    Run("nvfp4-subnormal-off", "nvfp4-subnormal", "mxfp4", plugin="situ-nvfp4,nvfp4-repeatable"),
+    Run("nvfp4-subnormal-off", "nvfp4-subnormal", "mxfp4", plugin="situ-nvfp4,marlin-repeatable"),
     Run("w4afp8", "w4afp8", "w4afp8", TRITON),
     Run("w4afp8-silu", "w4afp8", "w4afp8", TRITON, plugin="w4afp8-config"),
     Run("w4afp8-off", "w4afp8", "w4afp8", TRITON, plugin="off", must_fail="Downcasting not allowed"),
