@@ -101,7 +101,17 @@ RUNS = (
 )
 
 GROUPS = {
-    "formats": ("mxfp4", "mxfp4-stock", "bf16", "nvfp4", "nvfp4-atomic", "nvfp4-off", "w4afp8", "w4afp8-silu", "w4afp8-off"),
+    "formats": (
+        "mxfp4",
+        "mxfp4-stock",
+        "bf16",
+        "nvfp4",
+        "nvfp4-atomic",
+        "nvfp4-off",
+        "w4afp8",
+        "w4afp8-silu",
+        "w4afp8-off",
+    ),
     "scales": ("mxfp4", "nvfp4-globals", "nvfp4-subnormal", "nvfp4-subnormal-unchecked"),
     "cache": ("mxfp4", "mxfp4-flashinfer", "fp8-kv", "fp8-kv-off", "fp8-kv-triton", "w4afp8-fp8-attention"),
     "drafts": ("mxfp4", "dspark", "dspark-window"),

@@ -12,7 +12,16 @@ import torch
 from tests.engines.conftest import Release
 from tests.engines.sglang.conftest import Place
 from truecast.engines.sglang import hooking
-from truecast.engines.sglang.fixes.marlin_repeatable import ALIGN, ALIGNMENT, CALLER, DENSE, EXPERTS, FIX, ORDER, VARIABLE
+from truecast.engines.sglang.fixes.marlin_repeatable import (
+    ALIGN,
+    ALIGNMENT,
+    CALLER,
+    DENSE,
+    EXPERTS,
+    FIX,
+    ORDER,
+    VARIABLE,
+)
 from truecast.engines.sglang.situation import Situation
 
 MARLIN = Situation(

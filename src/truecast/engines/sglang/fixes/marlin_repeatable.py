@@ -149,7 +149,7 @@ def _check_order(count: int) -> None:
 
     from truecast.engines.sglang.kernels.stable_order import plain
 
-    align = getattr(importlib.import_module(ALIGN.rpartition(".")[0]), "moe_align_block_size")
+    align = importlib.import_module(ALIGN.rpartition(".")[0]).moe_align_block_size
     for tokens in (3, 100, 512, 1024):
         for tile in (8, 64):
             ids = torch.randint(-1, count, (tokens, 16), dtype=torch.int32, device="cuda")

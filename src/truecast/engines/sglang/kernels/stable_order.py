@@ -85,9 +85,7 @@ def by_comparison(ids: Tensor, tile: int, slots: Tensor, expert_ids: Tensor, pad
     n = ids.numel()
     if n:
         grid = (triton.cdiv(n, _ROWS),)
-        _compare[grid](
-            ids, expert_ids, padded, slots, n, slots.numel(), tile, ROWS=_ROWS, BLOCK=_BLOCK, num_warps=8
-        )
+        _compare[grid](ids, expert_ids, padded, slots, n, slots.numel(), tile, ROWS=_ROWS, BLOCK=_BLOCK, num_warps=8)
 
 
 def by_counting(ids: Tensor, tile: int, experts: int, slots: Tensor) -> None:
