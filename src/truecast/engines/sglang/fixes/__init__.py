@@ -8,7 +8,7 @@ from truecast.engines.sglang.fixes import (
     fp8_kv_gather,
     load_barrier,
     marlin_ep_tile,
-    nvfp4_repeatable,
+    marlin_repeatable,
     nvfp4_twins,
     situ_nvfp4,
     situ_w4afp8,
@@ -26,5 +26,5 @@ FIXES: tuple[Fix, ...] = (
     situ_w4afp8.FIX,
     w4afp8_config.FIX,
     nvfp4_twins.FIX,
-    nvfp4_repeatable.FIX,
+    marlin_repeatable.FIX,
 )

@@ -1,7 +1,8 @@
-"""NVFP4 on Marlin without atomic adds: what the released callers pass to the kernel."""
+"""FP4 on Marlin answers the same twice: what the released callers pass to the kernel, and in which order routes come."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,16 @@ import torch
 from tests.engines.conftest import Release
 from tests.engines.sglang.conftest import Place
 from truecast.engines.sglang import hooking
-from truecast.engines.sglang.fixes.nvfp4_repeatable import CALLER, DENSE, EXPERTS, FIX, VARIABLE
+from truecast.engines.sglang.fixes.marlin_repeatable import (
+    ALIGN,
+    ALIGNMENT,
+    CALLER,
+    DENSE,
+    EXPERTS,
+    FIX,
+    ORDER,
+    VARIABLE,
+)
 from truecast.engines.sglang.situation import Situation
 
 MARLIN = Situation(
@@ -20,20 +30,56 @@ MARLIN = Situation(
 FP4 = "sglang.srt.layers.quantization.marlin_utils_fp4"
 
 
+MXFP4 = Situation(
+    version="0.5.17",
+    model="m",
+    quantization="compressed-tensors",
+    config={"num_experts": 8},
+    quantization_config={"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"},
+    moe_backend="marlin",
+)
+
+
 def test_the_user_may_ask_for_atomic_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FIX.need(MARLIN) is not None
     monkeypatch.setenv(VARIABLE, "1")
     assert FIX.need(MARLIN) is None
     monkeypatch.setenv(VARIABLE, "0")
     assert FIX.need(MARLIN) is not None
-    assert FIX.need(Situation(version="0.5.17", model="m", quantization="mxfp4", moe_backend="marlin")) is None
+    assert FIX.need(Situation(version="0.5.17", model="m", quantization="mxfp4", moe_backend="marlin")) is None  # dense
+
+
+def targets(situation: Situation) -> list[str]:
+    return [hook.target for hook in FIX.hooks(situation)]
+
+
+def test_what_is_hooked_for_which_format(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FIX.need(MXFP4) is not None and targets(MXFP4) == [ALIGN]
+    assert FIX.need(replace(MXFP4, quantization="mxfp4", quantization_config={})) is not None
+    assert FIX.need(replace(MXFP4, moe_backend="triton")) is None
+    assert FIX.need(replace(MXFP4, quantization_config={"format": "pack-quantized"})) is None
+    assert targets(MARLIN)[0] == ALIGN and len(targets(MARLIN)) == 3
+    monkeypatch.setenv(VARIABLE, "1")  # which is the user's for NVFP4, and nothing to MXFP4
+    assert targets(MXFP4) == [ALIGN]
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv(ORDER, "0")
+    assert FIX.need(MXFP4) is None
+    assert ALIGN not in targets(MARLIN) and len(targets(MARLIN)) == 2
+    with pytest.raises(ValueError, match="neither 0 nor 1"):
+        FIX.settings[ORDER]("yes")
 
 
 def test_the_fault_is_recognised(release: Release) -> None:
     assert FIX.faulty(release.sources)
     mended = release.edited(CALLER, "and (not is_mxfp4_marlin)", "and not (is_mxfp4_marlin or is_nvfp4_marlin)")
-    assert not FIX.faulty(mended.sources)
-    for gutted in (release.without(CALLER), release.edited(CALLER, "use_atomic_add = (", "adds = (")):
+    assert FIX.faulty(mended.sources)  # rows are still dealt by atomic adds
+    assert not FIX.faulty(mended.edited(ALIGNMENT, "sgl_moe_align_block_size(", "align_in_order(").sources)
+    for gutted in (
+        release.without(CALLER),
+        release.edited(CALLER, "use_atomic_add = (", "adds = ("),
+        release.edited(CALLER, "moe_align_block_size(", "align("),
+        release.without(ALIGNMENT),
+    ):
         with pytest.raises(LookupError):
             FIX.faulty(gutted.sources)
 
@@ -120,7 +166,7 @@ def test_experts(moe: Any, kernels: list[dict[str, Any]]) -> None:
     assert kernels[-1]["use_atomic_add"] is True
 
 
-def test_dense_layers(release: Release, kernels: list[dict[str, Any]], hook_registry: Any) -> None:
+def test_dense_layers(release: Release, kernels: list[dict[str, Any]], hook_registry: Any, align: Any) -> None:
     import importlib
     import sys
 
@@ -153,3 +199,67 @@ def test_the_selftest_sees_another_signature(moe: Any, kernels: Any, place: Plac
     place(EXPERTS, {"moe_wna16_marlin_gemm": lambda a, c, b, bias, scales, group, global_scale_or_none: None})
     with pytest.raises(AssertionError, match="argument 5"):
         FIX.selftest(MARLIN)
+
+
+@pytest.fixture
+def align(release: Release, hook_registry: Any, place: Place) -> Any:
+    """The released ``moe_align_block_size`` over a kernel that deals slots as the GPU may, in another order each time."""
+    import random
+
+    import triton
+
+    calls: list[int] = []
+
+    def dealing(ids: Any, bins: int, tile: int, slots: Any, experts: Any, padded: Any, *more: Any) -> None:
+        calls.append(1)
+        slots.fill_(ids.numel())
+        end = 0
+        for expert in range(-1, bins - 1):
+            mine = [i for i, e in enumerate(ids.reshape(-1).tolist()) if e == expert]
+            random.Random(len(calls)).shuffle(mine)
+            slots[end : end + len(mine)] = torch.tensor(mine, dtype=torch.int32)
+            tiles = -(-len(mine) // tile)
+            experts[end // tile : end // tile + tiles] = expert
+            end += tiles * tile
+        padded[0] = end
+
+    names = {"torch": torch, "triton": triton, "_SGLANG_EXPERIMENTAL_LORA_OPTI": False, "_is_cuda": False}
+    module = place(ALIGNMENT, {**names, "sgl_moe_align_block_size": dealing})
+    release.cut(ALIGNMENT, {"moe_align_block_size"}, vars(module))
+    return place(ALIGN.rpartition(".")[0], {"moe_align_block_size": module.moe_align_block_size})
+
+
+class OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+def rows_of_tiles(made: Any, tile: int) -> list[set[int]]:
+    slots, _, padded = made
+    return [set(rows.tolist()) for rows in slots[: int(padded[0])].view(-1, tile)]
+
+
+def test_the_same_rows_lie_in_the_same_tile(align: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from truecast.engines.sglang.kernels import stable_order
+
+    def plain(ids: Any, tile: int, experts: int, slots: Any, expert_ids: Any, padded: Any) -> None:
+        stable_order.plain(ids.as_subclass(torch.Tensor), tile, experts, slots)
+
+    monkeypatch.setattr(stable_order, "put_in_order", plain)
+    ids = torch.randint(-1, 16, (256, 4), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    stock = [align.moe_align_block_size(ids.as_subclass(OnGpu), 8, 16) for _ in range(2)]
+    assert rows_of_tiles(stock[0], 8) != rows_of_tiles(stock[1], 8)
+    hooking.put_on(FIX.hooks(MXFP4))
+    on_cpu = align.moe_align_block_size(ids, 8, 16)
+    assert rows_of_tiles(on_cpu, 8) != rows_of_tiles(stock[0], 8), "without a GPU the stock function stays"
+    ours = [align.moe_align_block_size(ids.as_subclass(OnGpu), 8, 16) for _ in range(2)]
+    end = int(stock[0][2][0])
+    for made in ours:
+        assert torch.equal(made[0], ours[0][0])
+        assert torch.equal(made[2], stock[0][2]) and torch.equal(made[1][: end // 8], stock[0][1][: end // 8])
+        assert torch.equal(made[0][:end].sort().values, stock[0][0][:end].sort().values)
+        for expert, rows in zip(made[1].tolist(), made[0][:end].view(-1, 8).tolist(), strict=False):
+            here = [row for row in rows if row < ids.numel()]
+            assert here == sorted(here) and {int(ids.view(-1)[row]) for row in here} == {expert}
+    other = align.moe_align_block_size(ids.as_subclass(OnGpu), 8, 16, ignore_invalid_expert=True)
+    assert not torch.equal(other[0], ours[0][0]), "another numbering of experts is left alone"
