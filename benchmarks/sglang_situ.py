@@ -39,7 +39,6 @@ VARIANTS = {
     f"{programs} programs, {elements} elements{', ahead' * ahead}{'' if policy else ', input stays'}"
     f"{'' if polynomial else ', hardware exponential'}": {
         "_WALK": (programs, elements),
-        "_LONG_WALK": (programs, elements),
         "_AHEAD": ahead,
         "_FIRST_OUT": policy,
         "_POLYNOMIAL": polynomial,

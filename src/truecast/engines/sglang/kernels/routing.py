@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHORT = 8192
+SHORT = 4096
 """Up to so many routes each one is compared with all others, in one kernel; above, three kernels count."""
 
 MOST_BINS = 4096

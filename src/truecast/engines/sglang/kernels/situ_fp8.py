@@ -21,11 +21,8 @@ from torch import Tensor
 from truecast.engines.sglang.kernels import situ_fp8_plain
 from truecast.engines.sglang.kernels.situ_fp8_plain import LARGEST, LEAST_AMAX, MOST_AMAX, Situ
 
-_WALK = 16, 8
+_WALK = 32, 8
 """Programs for each of the GPU's processors, and elements for each thread at a time: 16 bytes of either half."""
-_LONG_WALK = 256, 16
-"""The same where places for :data:`_LONG` rows follow one another."""
-_LONG = 1 << 15
 _POLYNOMIAL = True
 _AHEAD = False
 """Whether a program loads its next piece before it computes one."""
@@ -183,7 +180,7 @@ def _processors(device: torch.device) -> int:
 def _shape(x: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """(grid, the kernels' BLOCK, EXPERTS and num_warps)."""
     experts, rows, width = x.shape[0], x.shape[1], x.shape[2] // 2
-    processor, elements = _LONG_WALK if experts == 1 and rows >= _LONG else _WALK
+    processor, elements = _WALK
     block = next((b for b in (1024, 512, 256) if width % b == 0), min(1024, triton.next_power_of_2(width)))
     programs = min(experts * rows * triton.cdiv(width, block), _processors(x.device) * processor)
     return (max(1, programs),), {

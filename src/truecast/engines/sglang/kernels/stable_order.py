@@ -15,7 +15,7 @@ from torch import Tensor
 
 from truecast.engines.sglang.kernels.routing import _count, _over_tiles
 
-SHORT = 8192
+SHORT = 4096
 """Up to so many routes each one is compared with those before it, in one kernel; above, three kernels count."""
 
 MOST_BINS = 4096
