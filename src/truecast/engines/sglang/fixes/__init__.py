@@ -6,6 +6,7 @@ from truecast.engines.sglang.fix import Fix
 from truecast.engines.sglang.fixes import (
     expert_load_filter,
     fp8_kv_gather,
+    kda_precompile,
     load_barrier,
     marlin_ep_tile,
     marlin_repeatable,
@@ -27,4 +28,5 @@ FIXES: tuple[Fix, ...] = (
     w4afp8_config.FIX,
     nvfp4_twins.FIX,
     marlin_repeatable.FIX,
+    kda_precompile.FIX,
 )
