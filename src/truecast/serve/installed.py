@@ -7,9 +7,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -78,7 +78,7 @@ def find_installation(site_packages: Path | None = None) -> Installation | None:
 
 
 def _running() -> Installation | None:
-    folders = tuple(Path(entry) for entry in sys.path if entry and os.path.isdir(entry))
+    folders = tuple(Path(entry) for entry in sys.path if entry and Path(entry).is_dir())
     try:
         spec = importlib.util.find_spec("sglang")
     except (ImportError, ValueError):
@@ -139,9 +139,8 @@ class _Distributions:
         self.versions[name] = versions[0]
         pins = (_PIN.fullmatch(v) for k, v in told if k == "requires-dist")
         self.pins[name] = {normal_name(pin[1]): pin[2] for pin in pins if pin}
-        if _exists(info / "entry_points.txt"):
-            if value := _plugin(read_text(info / "entry_points.txt")):
-                self.plugins[name] = value
+        if _exists(info / "entry_points.txt") and (value := _plugin(read_text(info / "entry_points.txt"))):
+            self.plugins[name] = value
         if name == "sglang" and _exists(info / "direct_url.json"):
             self.editable += _editable(read_text(info / "direct_url.json"))
 
@@ -209,7 +208,7 @@ def read_text(path: Path) -> str:
 
 
 def _sources(root: Path) -> Sources:
-    @lru_cache(maxsize=None)
+    @cache
     def sources(module: str) -> str:
         return read_text(module_path(root, module))
 
@@ -259,20 +258,17 @@ def _variables(root: Path) -> frozenset[str]:
     names: set[bytes] = set()
     for path in _python_files(root / "sglang"):
         try:
-            with open(path, "rb") as file:
+            with path.open("rb") as file:
                 names.update(_VARIABLE.findall(file.read(MAX_SOURCE)))
         except OSError:
             continue
     return frozenset(name.decode() for name in names)
 
 
-def _python_files(top: Path) -> Iterable[str]:
-    def walk() -> Iterator[str]:
-        for folder, inner, files in os.walk(top):  # follows no link, so there is no loop
-            inner[:] = [name for name in inner if name not in _NOT_SERVER]
-            for name in files:
-                path = os.path.join(folder, name)
-                if name.endswith(".py") and os.path.isfile(path):
-                    yield path
-
-    return walk()
+def _python_files(top: Path) -> Iterator[Path]:
+    for folder, inner, files in os.walk(top):  # follows no link, so there is no loop
+        inner[:] = [name for name in inner if name not in _NOT_SERVER]
+        for name in files:
+            path = Path(folder, name)
+            if name.endswith(".py") and path.is_file():
+                yield path

@@ -40,9 +40,10 @@ def read_flags(texts: Iterable[str]) -> dict[str, Flag]:
     constants: dict[str, tuple[str, ...]] = {}
     for tree in trees:
         for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                if (values := _strings(node.value, constants)) is not None:
-                    constants[node.targets[0].id] = values
+            if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+                continue
+            if (values := _strings(node.value, constants)) is not None:
+                constants[node.targets[0].id] = values
     found: dict[str, Flag] = {}
     for tree in trees:
         for flag in _flags(tree, constants):
