@@ -33,10 +33,14 @@ class Hca:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of this process, ``(soft, hard)``; None is unlimited. ``locked`` in bytes."""
+    """Resource limits of this process, ``(soft, hard)``; None is unlimited. ``locked`` in bytes.
+
+    ``may_lock``: the capability CAP_IPC_LOCK, to which the limit of locked memory does not apply.
+    """
 
     files: tuple[int | None, int | None]
     locked: tuple[int | None, int | None]
+    may_lock: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,25 @@ class FileSystem:
     @property
     def over_network(self) -> bool:
         """Does it lie on another machine?"""
-        return self.kind.removeprefix("fuse.") in _NETWORK
+        return self.kind in _NETWORK or (self.kind.startswith("fuse") and "overlay" not in self.kind)
 
 
 _NETWORK = frozenset(
-    "nfs nfs4 cifs smb3 lustre gpfs beegfs ceph glusterfs 9p wekafs virtiofs afs orangefs"
-    " s3fs gcsfuse mountpoint-s3 rclone juicefs goofys sshfs blobfuse2 cephfs".split()
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "glusterfs",
+        "9p",
+        "wekafs",
+        "virtiofs",
+        "orangefs",
+    }
 )
 
 

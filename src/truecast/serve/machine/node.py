@@ -12,6 +12,7 @@ from truecast.serve.machine.facts import Clock, Limits
 _GROUP = Path("/sys/fs/cgroup/memory.max")
 _CPUS = Path("/sys/devices/system/cpu")
 _UNSYNCHRONISED, _TIME_ERROR = 0x40, 5  # STA_UNSYNC and TIME_ERROR of linux/timex.h
+_IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
 
 
 class _Timex(ctypes.Structure):
@@ -35,7 +36,15 @@ def limits() -> Limits:
         soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
         return soft, hard
 
-    return Limits(files=pair(resource.RLIMIT_NOFILE), locked=pair(resource.RLIMIT_MEMLOCK))
+    return Limits(pair(resource.RLIMIT_NOFILE), pair(resource.RLIMIT_MEMLOCK), _may_lock())
+
+
+def _may_lock() -> bool:
+    try:
+        lines = dict(line.partition(":\t")[::2] for line in Path("/proc/self/status").read_text().splitlines())
+        return bool(int(lines["CapEff"], 16) >> _IPC_LOCK & 1)
+    except (OSError, KeyError, ValueError):
+        return False
 
 
 def memory() -> int | None:
