@@ -41,3 +41,30 @@ REPLAY_LENGTH = 16
 PADDING = {"mxfp4": 128, "nvfp4": 64}
 """A rank's part of the experts' width is padded to a multiple of this on Marlin (SGLang 0.5.20, mxfp4.py and
 marlin_utils.py)."""
+
+BF16_FLOPS = {"h100": 989e12, "h200": 989e12, "gh200": 989e12, "gh200-144": 989e12, "b200": 2250e12, "b300": 2250e12}
+"""Dense BF16 multiplications and additions a second (NVIDIA's data sheets)."""
+
+DENSE_READ = 0.8
+"""Share of a GPU's bandwidth at which weights other than experts, KV cache and states are read (AIConfigurator)."""
+
+HOPPER_EXPERT_READ = 0.47
+"""The same for experts on Hopper: SGLang's W4A8 kernel reads 2.2 to 2.35 TB/s of an H200's 4.8 for 100 to 400 tokens of
+Kimi-K3 under EP32 (measured, one GPU). Marlin was not measured; it is taken to read as fast."""
+
+WRONG_TILE = 1.9
+"""How much longer experts take where Marlin's tile is chosen from a rank's own experts: from one published pair, 23.6
+against 29.6 tokens a second at 50 streams on 32 GH200."""
+
+DECODE_FLOPS, PREFILL_FLOPS = 0.5, 0.25
+"""Shares of BF16's peak. Prefill: 8,192 tokens in 0.378 s on 8 B300. Decode: assumed."""
+
+NVLINK, HOP = 450e9, 10e-6
+"""Bytes a second and GPU inside a node, and seconds from node to node (AIConfigurator, systems/h200_sxm.yaml)."""
+
+PREFILL_NETWORK = 287e9
+"""Bytes a second of NCCL's all-reduce of large messages over two nodes of 8 B200 (bus bandwidth, published)."""
+
+ACCEPTED = {1: 1.84, 2: 2.45, 3: 2.87, 4: 3.22, 5: 3.44, 6: 3.54, 7: 3.78, 8: 3.88}
+"""Tokens a step by tokens drafted: DSpark for Kimi-K3 on coding with thinking (InferenceX, golden_al_distribution).
+On other text it is less: 2.2 of 7 on English prose, published for 16 B200."""
