@@ -14,14 +14,12 @@ from dataclasses import astuple
 
 import numpy as np
 
-FITTED = None  # later
+from truecast.serve.forecast.constants import FITTED, Fitted
 from truecast.serve.forecast.published import POINTS, Point
 from truecast.serve.forecast.speed import point_seconds
-from truecast.serve.forecast.step import Fitted
 
-START = Fitted(layer=50e-6, expert_read=0.8, message=50e-6, network=50e9, draft=2e-3)
-"""Where the fit starts: half a hundred microseconds for a layer and for a message, 80 % of the bandwidth and 50 GB/s
-(AIConfigurator's constants), two milliseconds for a draft."""
+START = Fitted(layer=50e-6, spread=0.9, message=50e-6, network=50e9)
+"""Where the fit starts: 50 microseconds for a layer and for a message, and AIConfigurator's 50 GB/s a GPU."""
 
 
 def residuals(points: Sequence[Point], fitted: Fitted) -> np.ndarray:
@@ -72,6 +70,7 @@ def _table(title: str, found: dict[str, list[tuple[Point, float]]]) -> list[floa
         sizes += errors
         print(f"  {name:34} median {np.median(errors):5.1%}  worst {max(errors):5.1%}  of {len(errors)} points")
     print(f"  {'all points':34} median {np.median(sizes):5.1%}  worst {max(sizes):5.1%}  of {len(sizes)} points")
+    print(f"  {'of them within 20 %':34} {sum(size < 0.2 for size in sizes)}")
     per = [np.median([abs(e) for p, e in rows if p.fitted]) for rows in found.values()]
     print(f"  {'deployments, by their medians':34} median {np.median(per):5.1%}  worst {max(per):5.1%}  of {len(per)}")
     return sizes

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from truecast.serve.forecast.constants import ACCEPTED
 from truecast.serve.forecast.shape import Shape
 
+_VISITED = 2 * 1_446_456_066_048 * 8 / 4.25 * 16 / 896
+
 KIMI_K3 = Shape(
     "mxfp4", 93, 7168, 896, 16, 1_446_456_066_048, 102_007_963_648, 12_396_295_168, 13_824 * 2,
-    108_527_616 * 4 + 7_630_848 * 2, 2 * (1_446_456_066_048 * 8 / 4.25 * 16 / 896 + (102_007_963_648 + 12_396_295_168) / 2),
+    108_527_616 * 4 + 7_630_848 * 2, _VISITED, _VISITED + 102_007_963_648 + 12_396_295_168,
 )  # fmt: skip
 """Kimi-K3 as released, BF16 KV cache, FP32 states: what shape_of reads off its headers."""
 
@@ -73,7 +75,7 @@ def _b300(form: str, drafted: int, *pairs: tuple[int, float]) -> list[Point]:
     accepted = ACCEPTED.get(drafted, 1.0)
     where = f"B300 1x8, SGLang 0.5.18, {form.upper()}"
     return [
-        Point(where, "B300", "b300:1x8", 8, 8 if form == "nvfp4" else 1, form, c, ms, f"{_PR}37878", drafted, accepted)
+        Point(where, "B300", "b300:1x8", 8, 1, form, c, ms, f"{_PR}37878", drafted, accepted)
         for c, ms in pairs
     ]
 

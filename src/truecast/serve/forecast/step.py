@@ -1,9 +1,11 @@
 """How long one step of decoding takes, part by part, from bytes, operations, launches and messages.
 
-A step of ``tokens`` = streams times the verified window reads every expert that one of the tokens visits. Drawn
-independently, that is a share ``1 - (1 - k/E)^tokens`` of them; under EP the rank with the most decides. It reads the
-other weights, the caches and the states of all streams, multiplies, launches each layer's kernels, and adds up two
-results a layer over all ranks. Five constants were fitted to published speeds; the others are stated in ``constants``.
+A step of N tokens (streams times the verified window) visits fewer experts than N tokens drawn independently, because
+neighbouring tokens choose alike: as many as ``N ** spread`` independent ones, a share ``1 - (1 - k/E) ** (N ** spread)``.
+Under EP the rank with the most experts decides. Experts and the other weights are read or multiplied, whichever takes
+longer. Caches and states of all streams are read, each layer's kernels are launched, and two results a layer are added up
+over all ranks. A draft reads its weights and launches its own layers. Four constants were fitted to published speeds; the
+others are stated in ``constants``.
 """
 
 from __future__ import annotations
@@ -13,21 +15,9 @@ from math import log2, sqrt
 from statistics import NormalDist
 
 from truecast.serve.forecast import constants as c
+from truecast.serve.forecast.constants import Fitted
 from truecast.serve.forecast.shape import Shape
 from truecast.serve.topology import Topology
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """``layer``: seconds of a layer's launches and small kernels; ``expert_read``: share of the bandwidth at which
-    Blackwell reads experts; ``message``: seconds that a sum over nodes takes before any byte; ``network``: bytes a
-    second of such a sum; ``draft``: seconds of a speculative step beside the model's own."""
-
-    layer: float
-    expert_read: float
-    message: float
-    network: float
-    draft: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +41,9 @@ class Load:
         return self.streams * self.window
 
 
-def visited_share(shape: Shape, load: Load) -> float:
+def visited_share(shape: Shape, load: Load, spread: float) -> float:
     """Share of a layer's experts that the step reads, on the rank that reads most."""
-    share = 1 - (1 - shape.visited / shape.experts) ** load.tokens
+    share = 1 - (1 - shape.visited / shape.experts) ** (load.tokens ** min(spread, 1.0))
     if load.ep < 2:
         return share
     local = shape.experts / load.ep
@@ -66,21 +56,23 @@ def step_seconds(shape: Shape, load: Load, fitted: Fitted) -> dict[str, float]:
     gpu = load.topology.gpu
     hopper = gpu.capability < 100
     read = gpu.bandwidth * c.DENSE_READ
-    experts = shape.expert_bytes / load.tp * visited_share(shape, load)
-    experts /= gpu.bandwidth * (c.HOPPER_EXPERT_READ if hopper else fitted.expert_read)
-    if hopper and load.ep > 1 and shape.format in ("mxfp4", "nvfp4") and not load.tile_fixed:
+    a_flop = load.tokens / load.tp / (c.BF16_FLOPS[gpu.name] * c.DECODE_FLOPS)
+    experts = shape.expert_bytes / load.tp * visited_share(shape, load, fitted.spread)
+    experts /= gpu.bandwidth * c.HOPPER_EXPERT_READ if hopper else read
+    if hopper and load.ep > 1 and shape.format in c.ON_MARLIN and not load.tile_fixed:
         experts *= c.WRONG_TILE
     kept = load.streams * (load.context * shape.kv_token_bytes / load.dcp + 2 * shape.state_bytes / load.tp)
     parts = {
-        "experts": experts,
-        "other weights": (shape.split_bytes / load.tp + shape.whole_bytes) / read,
+        "experts": max(experts, shape.expert_flops * a_flop),
+        "other weights": max(
+            (shape.split_bytes / load.tp + shape.whole_bytes) / read, (shape.flops - shape.expert_flops) * a_flop
+        ),
         "caches and states": kept / read,
-        "multiplication": load.tokens * shape.flops / load.tp / (c.BF16_FLOPS[gpu.name] * c.DECODE_FLOPS),
         "launches": shape.layers * fitted.layer,
         "sums over ranks": _sums(shape, load, load.tokens, fitted.message, fitted.network),
     }
     if load.window > 1:
-        parts["draft"] = fitted.draft
+        parts["draft"] = c.DRAFT_BYTES / read + c.DRAFT_LAYERS * fitted.layer
     return parts
 
 
