@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key")
     parser.add_argument(
-        "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds one answer may take (default: %(default)g)"
+        "--timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="seconds one answer may take (default: %(default)g)",
     )
 
 

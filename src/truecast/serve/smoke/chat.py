@@ -145,7 +145,10 @@ class _Reader:
 
     def _choice(self, choice: Mapping[str, Any]) -> None:
         delta = choice.get("delta") or {}
-        content, reasoning = _text(delta.get("content")), _text(delta.get("reasoning_content") or delta.get("reasoning"))
+        content, reasoning = (
+            _text(delta.get("content")),
+            _text(delta.get("reasoning_content") or delta.get("reasoning")),
+        )
         if self._finish and (content or reasoning):
             self._problems.append("text after finish_reason")
         if reasoning and self._content:

@@ -63,7 +63,9 @@ def _bases(url: str) -> tuple[str, ...]:
 
 def _listed(answer: Answer, where: str, with_key: bool) -> list[dict[str, Any]]:
     if answer.status in _DENIED:
-        fix = "is the key right?" if with_key else "put its key into an environment variable and name that: --api-key-env"
+        fix = (
+            "is the key right?" if with_key else "put its key into an environment variable and name that: --api-key-env"
+        )
         raise InputError(f"answers {answer.status}: {answer.reason()}", where=where, fix=fix)
     if 300 <= answer.status < 400:
         place = answer.headers.get("location", "nowhere")
@@ -72,7 +74,9 @@ def _listed(answer: Answer, where: str, with_key: bool) -> list[dict[str, Any]]:
         found = answer.document().get("data")
     except ServerFault as error:
         raise InputError(str(error), where=where, fix="is it ready, and OpenAI-compatible?") from None
-    cards = [c for c in found if isinstance(c, dict) and isinstance(c.get("id"), str)] if isinstance(found, list) else []
+    cards = (
+        [c for c in found if isinstance(c, dict) and isinstance(c.get("id"), str)] if isinstance(found, list) else []
+    )
     if not cards:
         raise InputError("lists no model", where=where, fix="is this an OpenAI-compatible server?")
     return cards

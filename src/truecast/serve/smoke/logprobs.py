@@ -31,10 +31,16 @@ def logprobs(server: Server) -> Finding:
     try:
         wrong = next((w for w in map(_wrong, entries) if w), "")
     except (KeyError, TypeError, AttributeError):
-        return failed(name, "they have no token, logprob or top_logprobs", "not OpenAI's form: clients cannot read them")
+        return failed(
+            name, "they have no token, logprob or top_logprobs", "not OpenAI's form: clients cannot read them"
+        )
     if wrong:
-        return failed(name, wrong, "evaluations by likelihood are void on this server: see truecast doctor and the engine's log")
-    return passed(name, f"{len(entries)} tokens: at most 0, finite, the {TOP} best sum to 1 or less, the best was taken")
+        return failed(
+            name, wrong, "evaluations by likelihood are void on this server: see truecast doctor and the engine's log"
+        )
+    return passed(
+        name, f"{len(entries)} tokens: at most 0, finite, the {TOP} best sum to 1 or less, the best was taken"
+    )
 
 
 def _wrong(entry: dict[str, Any]) -> str:

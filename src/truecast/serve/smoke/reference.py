@@ -88,4 +88,6 @@ def _by_sglang(server: Server, tokens: list[int]) -> list[Any]:
 def check_fits(server: Server, reference: Reference, where: str) -> None:
     """Raises: InputError where the server's context has no room for the sample."""
     if server.context is not None and server.context <= len(reference.tokens):
-        raise InputError(f"needs {len(reference.tokens)} tokens of context, the server has {server.context}", where=where)
+        raise InputError(
+            f"needs {len(reference.tokens)} tokens of context, the server has {server.context}", where=where
+        )

@@ -25,14 +25,18 @@ def health(server: Server) -> Finding:
         return passed("health", "/health answers 200")
     if answer.status in (404, 405):
         return skipped("health", f"/health answers {answer.status}: this server has none")
-    return failed("health", f"/health answers {answer.status}: {answer.reason()}", "load balancers take it out: see its log")
+    return failed(
+        "health", f"/health answers {answer.status}: {answer.reason()}", "load balancers take it out: see its log"
+    )
 
 
 def model_name(server: Server, names: Sequence[str]) -> Finding:
     """The name asked for is listed, another is refused. Raises: NoAnswer."""
     name, listed = "model-name", ", ".join(names)
     if server.model not in names:
-        return failed(name, f"{server.model!r} is not listed: {listed}", "give --model, or --served-model-name to the engine")
+        return failed(
+            name, f"{server.model!r} is not listed: {listed}", "give --model, or --served-model-name to the engine"
+        )
     status = server.post("/chat/completions", body(server, QUESTION, max_tokens=1) | {"model": NO_MODEL}).status
     if 400 <= status < 500:
         return passed(name, f"{server.model!r} is listed; {NO_MODEL!r} is answered {status}")
@@ -50,7 +54,9 @@ def efforts(server: Server) -> list[Finding]:
             tokens = 1 if effort == EFFORT else PREFIX  # only the other two are compared
             replies[effort] = ask(server, QUESTION, reasoning_effort=effort, max_tokens=tokens)
         except Refused as error:
-            return [failed(name, f"reasoning_effort {effort}: {error}", "Kimi-K3 has low, high and max: update the engine")]
+            return [
+                failed(name, f"reasoning_effort {effort}: {error}", "Kimi-K3 has low, high and max: update the engine")
+            ]
     status = server.post(
         "/chat/completions", body(server, QUESTION, reasoning_effort=NO_EFFORT, max_tokens=1)
     ).status  # fmt: skip
@@ -64,7 +70,10 @@ def efforts(server: Server) -> list[Finding]:
                 "the effort does not reach the prompt (Kimi-K3: thinking_effort of its encoder): update the engine",
             )
         ]  # fmt: skip
-    return [passed(name, f"{', '.join(EFFORTS)} are taken and differ; {NO_EFFORT} is answered {status}"), _between(server)]
+    return [
+        passed(name, f"{', '.join(EFFORTS)} are taken and differ; {NO_EFFORT} is answered {status}"),
+        _between(server),
+    ]
 
 
 def _between(server: Server) -> Finding:
@@ -102,5 +111,7 @@ def bad_requests(server: Server) -> Finding:
     try:
         ask(server, QUESTION, max_tokens=1)
     except ServerFault as error:
-        return failed(name, f"after {'; '.join(seen)} a good request: {error}", "bad requests bring it down: see its log")
+        return failed(
+            name, f"after {'; '.join(seen)} a good request: {error}", "bad requests bring it down: see its log"
+        )
     return passed(name, "; ".join(seen))

@@ -24,7 +24,7 @@ def streaming(server: Server, whole: Reply, repeats: bool) -> Finding:
         ):
             if one != other:
                 problems.append(f"{what} is {quoted(other)} streamed and {quoted(one)} whole")
-        if reply.made != -1 and (reply.prompt_tokens, reply.made) != (whole.prompt_tokens, whole.made):
+        if min(reply.made, whole.made) > 0 and (reply.prompt_tokens, reply.made) != (whole.prompt_tokens, whole.made):
             problems.append(f"usage {reply.prompt_tokens} + {reply.made}, whole {whole.prompt_tokens} + {whole.made}")
     if problems:
         return failed(name, "; ".join(dict.fromkeys(problems)), _REMEDY)

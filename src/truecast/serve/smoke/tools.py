@@ -37,7 +37,9 @@ def tools(server: Server) -> Finding:
     streamed = ask_streamed(server, USER, **more)
     wrong = _wrong(streamed.reply) or "; ".join(streamed.problems)
     if wrong:
-        return failed(name, f"whole it is right, streamed not: {wrong}", "look for this engine's issues on its tool parser")
+        return failed(
+            name, f"whole it is right, streamed not: {wrong}", "look for this engine's issues on its tool parser"
+        )
     return passed(name, f"{USER!r}: {NAME}({whole.calls[0].arguments}), whole and streamed, finish_reason tool_calls")
 
 
