@@ -31,7 +31,9 @@ def _ranks(ground: Ground) -> Verdict:
     if (topology := ground.topology) is None:
         return passed(said)
     if nodes > topology.nodes or tp * pp // nodes > topology.per_node:
-        return failed(f"{said}: {tp * pp} ranks on {nodes} nodes, and {topology} has less", f"take {topology.gpus} ranks")
+        return failed(
+            f"{said}: {tp * pp} ranks on {nodes} nodes, and {topology} has less", f"take {topology.gpus} ranks"
+        )
     copies = topology.gpus // (tp * pp)
     return passed(f"{said} on {topology}" + (f": room for {copies} copies of the server" if copies > 1 else ""))
 
@@ -48,7 +50,8 @@ def _split(ground: Ground) -> Verdict:
         return failed(f"{said}; {model.experts} experts are not divided by {ep}", _remedy(ground, tp))
     if model.experts and inside not in legal.tp:
         return failed(
-            f"{said}; scale groups of {model.format} allow each expert over {_some(legal.tp)} ranks", _remedy(ground, tp)
+            f"{said}; scale groups of {model.format} allow each expert over {_some(legal.tp)} ranks",
+            _remedy(ground, tp),
         )
     if attention not in legal.dense:
         return failed(f"{said}; its heads and FP8 tiles allow {_some(legal.dense)}", _remedy(ground, tp))

@@ -31,8 +31,14 @@ _CARD = "https://huggingface.co/PatronusAI/kimi-k3-nvfp4"
 
 def repack_seconds(model: StoredModel, ep: int) -> tuple[float, float]:
     """Least and most seconds that a rank repacks for Marlin: three matrices an expert, one by one in Python."""
-    matrices = 3 * model.experts * model.layers / ep
-    return matrices * REPACK_LEAST, matrices * REPACK_MOST
+    count = matrices(model, ep)
+    return count * REPACK_LEAST, count * REPACK_MOST
+
+
+def matrices(model: StoredModel, ep: int) -> int:
+    """Matrices of experts that a rank holds whole or in part."""
+    dense = model.text.get("first_k_dense_replace")
+    return 3 * -(-model.experts // max(ep, 1)) * (model.layers - (dense if type(dense) is int else 0))
 
 
 def marlin(ground: Ground) -> bool:
@@ -54,8 +60,8 @@ def _dist_timeout(ground: Ground) -> Verdict:
     limit, ep = ground.number("--dist-timeout", DIST_TIMEOUT), ground.number("--ep-size", 1)
     least, most = repack_seconds(ground.model, ep)
     given = f"--dist-timeout {limit}" if ground.argument("--dist-timeout") else f"NCCL's default of {limit} s"
-    count = round(3 * ground.model.experts * ground.model.layers / ep)
-    said = f"a rank repacks {count:,} matrices of experts for Marlin (EP {ep}): {least:,.0f} to {most:,.0f} s; {given}"
+    count = f"a rank repacks {matrices(ground.model, ep):,} matrices of experts for Marlin (EP {ep})"
+    said = f"{count}: {least:,.0f} to {most:,.0f} s; {given}"
     remedy = f"--dist-timeout {max(3600, _round(most))}, or more ranks of experts (--ep-size)"
     if limit >= most:
         return passed(said)
@@ -127,7 +133,10 @@ def _limit(ground: Ground) -> tuple[float, str]:
     if value is None:
         return constant, f"ranks wait {constant} s for each other ({where})"
     if load_barrier.FIX.name not in fixes(ground):
-        return constant, f"{load_barrier.VARIABLE}={value} is read by nobody without the plug-in: {constant} s ({where})"
+        return (
+            constant,
+            f"{load_barrier.VARIABLE}={value} is read by nobody without the plug-in: {constant} s ({where})",
+        )
     limit = seconds(value)
     return limit, f"ranks wait {limit:g} s for each other ({load_barrier.VARIABLE})"
 
