@@ -43,7 +43,8 @@ class Load:
 
 def visited_share(shape: Shape, load: Load, spread: float) -> float:
     """Share of a layer's experts that the step reads, on the rank that reads most."""
-    share = 1 - (1 - shape.visited / shape.experts) ** (load.tokens ** min(spread, 1.0))
+    missed: float = (1 - shape.visited / shape.experts) ** (load.tokens ** min(spread, 1.0))
+    share = 1 - missed
     if load.ep < 2:
         return share
     local = shape.experts / load.ep
