@@ -62,7 +62,8 @@ def step_seconds(shape: Shape, load: Load, fitted: Fitted) -> dict[str, float]:
     experts /= gpu.bandwidth * c.HOPPER_EXPERT_READ if hopper else read
     if hopper and load.ep > 1 and shape.format in c.ON_MARLIN and not load.tile_fixed:
         experts *= c.WRONG_TILE
-    kept = load.streams * (load.context * shape.kv_token_bytes / load.dcp + 2 * shape.state_bytes / load.tp)
+    cache = load.context * shape.kv_token_bytes / (load.tp if shape.kv_divided else load.dcp)
+    kept = load.streams * (cache + 2 * shape.state_bytes / load.tp)  # states are read and written
     parts = {
         "experts": max(experts, shape.expert_flops * a_flop),
         "other weights": max(
@@ -73,7 +74,8 @@ def step_seconds(shape: Shape, load: Load, fitted: Fitted) -> dict[str, float]:
         "sums over ranks": _sums(shape, load, load.tokens, fitted.message, fitted.network),
     }
     if load.window > 1:
-        parts["draft"] = c.DRAFT_BYTES / read + c.DRAFT_LAYERS * fitted.layer
+        drafting = (c.DRAFT_BYTES - c.DRAFT_WHOLE) / load.tp + c.DRAFT_WHOLE
+        parts["draft"] = drafting / read + c.DRAFT_LAYERS * fitted.layer
     return parts
 
 
