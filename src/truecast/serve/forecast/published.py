@@ -16,7 +16,7 @@ from truecast.serve.forecast.shape import Shape
 _VISITED = 2 * 1_446_456_066_048 * 8 / 4.25 * 16 / 896
 
 KIMI_K3 = Shape(
-    "mxfp4", 93, 7168, 896, 16, 1_446_456_066_048, 102_007_963_648, 12_396_295_168, 13_824 * 2,
+    "mxfp4", 93, 7168, 896, 16, 1_446_456_066_048, 102_007_963_648, 12_396_295_168, 13_824 * 2, False,
     108_527_616 * 4 + 7_630_848 * 2, _VISITED, _VISITED + 102_007_963_648 + 12_396_295_168,
 )  # fmt: skip
 """Kimi-K3 as released, BF16 KV cache, FP32 states: what shape_of reads off its headers."""
@@ -74,15 +74,24 @@ _CARD = "huggingface.co/Radioheading/Kimi-K3-W4AFP8"
 def _b300(form: str, drafted: int, *pairs: tuple[int, float]) -> list[Point]:
     accepted = ACCEPTED.get(drafted, 1.0)
     where = f"B300 1x8, SGLang 0.5.18, {form.upper()}"
-    return [
-        Point(where, "B300", "b300:1x8", 8, 1, form, c, ms, f"{_PR}37878", drafted, accepted)
-        for c, ms in pairs
-    ]
+    return [Point(where, "B300", "b300:1x8", 8, 1, form, c, ms, f"{_PR}37878", drafted, accepted) for c, ms in pairs]
 
 
 def _b200(prompt: int, *pairs: tuple[int, float]) -> list[Point]:
     return [
-        Point("B200 2x8, SGLang 0.5.16, MXFP4", "B200", "b200:2x8", 16, 16, "mxfp4", c, ms, _B200, prompt=prompt, whole=True)
+        Point(
+            "B200 2x8, SGLang 0.5.16, MXFP4",
+            "B200",
+            "b200:2x8",
+            16,
+            16,
+            "mxfp4",
+            c,
+            ms,
+            _B200,
+            prompt=prompt,
+            whole=True,
+        )
         for c, ms in pairs
     ]
 
