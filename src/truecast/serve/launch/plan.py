@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from truecast.errors import InputError, UsageError
 from truecast.serve.forecast.memory import MemoryFit
@@ -10,6 +12,7 @@ from truecast.serve.installed import Installation, flags
 from truecast.serve.launch import attention, experts, memory, parsers, speculation, timeouts
 from truecast.serve.launch.case import Case, Draft, Split
 from truecast.serve.launch.environment import environment_settings
+from truecast.serve.launch.place import server_path
 from truecast.serve.launch.plugin import plugin_notes
 from truecast.serve.launch.published import differences
 from truecast.serve.launch.setting import Setting
@@ -53,6 +56,32 @@ class LaunchPlan:
     notes: tuple[str, ...]
     fit: MemoryFit
 
+    def document(self) -> dict[str, Any]:
+        """All of it for JSON: commands as words, with ``$NODE_RANK`` and ``$HEAD`` where a node puts in its own."""
+        return {
+            "model": {
+                "location": self.model.location,
+                "family": self.model.family,
+                "format": self.model.format,
+                "dialect": self.model.dialect,
+                "bytes": self.model.weights.total,
+                "remote_code": list(self.model.remote_code),
+            },
+            "topology": str(self.topology),
+            "sglang": self.version,
+            "profile": self.profile,
+            "draft": self.draft,
+            "replicas": self.replicas,
+            "tp": self.tp,
+            "ep": self.ep,
+            "nodes_per_replica": self.nodes_per_replica,
+            "environment": [asdict(setting) for setting in self.environment],
+            "arguments": [asdict(setting) for setting in self.arguments],
+            "commands": [self.command("$NODE_RANK", "$HEAD", replica) for replica in range(self.replicas)],
+            "notes": list(self.notes),
+            "fit": {**asdict(self.fit), "fits": self.fit.fits},
+        }
+
     @property
     def replicas_per_node(self) -> int:
         """Above 1 where replicas share a node."""
@@ -64,7 +93,9 @@ class LaunchPlan:
 
     def node_of(self, replica: int, rank: int = 0) -> int:
         """Which node of the topology runs rank ``rank`` of the nodes of a replica, from 0."""
-        return replica // self.replicas_per_node if self.replicas_per_node > 1 else replica * self.nodes_per_replica + rank
+        return (
+            replica // self.replicas_per_node if self.replicas_per_node > 1 else replica * self.nodes_per_replica + rank
+        )
 
     def settings(self, replica: int = 0) -> tuple[Setting, ...]:
         """The arguments of one replica: those of the first but for port and GPUs where replicas share a node."""
@@ -117,11 +148,11 @@ def plan_launch(
     split = divide(model, topology, replicas)
     case = Case(model, topology.gpu, split, numbers, profile, draft)
     experts.backend(case)
-    share, fit = memory.fitted(case)
+    case, share, fit = memory.fitted(case)
     if not fit.fits:
         raise _too_large(model, topology, fit)
     arguments = [
-        Setting("--model-path", _path(model), "the checkpoint"),
+        Setting("--model-path", server_path(model.location), "the checkpoint, in the same place on every node"),
         *experts.expert_settings(case),
         *_name(case),
         *_remote_code(model, trust_remote_code),
@@ -140,6 +171,7 @@ def plan_launch(
         _check_flags(arguments, installation)
     environment = environment_settings(case)
     notes = [
+        *_faults(model),
         *differences(case, str(topology) if replicas == 1 else "", environment, arguments),
         *_remote_code_notes(model, trust_remote_code),
         *experts.expert_notes(case),
@@ -154,15 +186,17 @@ def plan_launch(
     )  # fmt: skip
 
 
-def _path(model: StoredModel) -> str:
-    """As SGLang takes it: ``hf://owner/name`` is ``owner/name`` there."""
-    return model.location.removeprefix("hf://")
+def _faults(model: StoredModel) -> list[str]:
+    if not model.problems:
+        return []
+    return [f"the checkpoint has {len(model.problems)} faults, the first: {model.problems[0]}; see truecast check"]
 
 
 def _name(case: Case) -> list[Setting]:
     if case.is_k3 and (case.model.layers, case.model.experts) == _RELEASED:
         return [Setting("--served-model-name", "moonshotai/Kimi-K3", "the model's own name, whatever its format")]
-    return [Setting("--served-model-name", case.model.name or "model", "the checkpoint's name, without its path")]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", server_path(case.model.location).rpartition("/")[2]).strip("-.") or "model"
+    return [Setting("--served-model-name", name, "the checkpoint's name, without its path")]
 
 
 def _remote_code(model: StoredModel, trusted: bool) -> list[Setting]:
@@ -174,7 +208,9 @@ def _remote_code_notes(model: StoredModel, trusted: bool) -> list[str]:
         return []
     named = ", ".join(model.remote_code)
     if trusted:
-        return [f"--trust-remote-code lets SGLang run the checkpoint's own Python on every node: {named}. Read it first"]
+        return [
+            f"--trust-remote-code lets SGLang run the checkpoint's own Python on every node: {named}. Read it first"
+        ]
     return [
         f"the checkpoint names Python files that could be run: {named}. They are not, unless you say --trust-remote-code;"
         " SGLang may refuse tokenizer or processor without"
@@ -182,8 +218,9 @@ def _remote_code_notes(model: StoredModel, trusted: bool) -> list[str]:
 
 
 def _ranks(split: Split) -> list[Setting]:
-    found = [Setting("--tp-size", str(split.tp), f"{split.tp} GPUs share one copy of the model")]
-    if split.tp > 1:
+    why = f"{split.tp} GPUs share one copy of the model" if split.ep > 1 else split.why
+    found = [Setting("--tp-size", str(split.tp), why)]
+    if split.ep > 1:
         found.append(Setting("--ep-size", str(split.ep), split.why))
     if split.nodes > 1:
         found += [
@@ -205,7 +242,13 @@ def _check_flags(arguments: list[Setting], installation: Installation) -> None:
 
 
 def _too_large(model: StoredModel, topology: Topology, fit: MemoryFit) -> UsageError:
-    would = f"it would on {', '.join(fit.would_fit)}" if fit.would_fit else "it would on no topology that is known here"
+    held = sum(size for name, size in fit.parts.items() if name != "KV cache")
+    parts = f"{held / 1e9:.1f} GB of weights, states and buffers, {fit.free / 1e9:.1f} GB for activations and graphs"
     return UsageError(
-        f"{model.name} does not fit on {fit.gpus} {topology.gpu.title}: {'; '.join(fit.reasons)}", where=str(topology), fix=would
+        f"{model.name} does not fit on {fit.gpus} {topology.gpu.title}: short by {fit.short / 1e9:.1f} GB a GPU"
+        f" ({parts}, of {fit.total / 1e9:.1f} GB)",
+        where=str(topology),
+        fix=f"it would on {', '.join(fit.would_fit)}"
+        if fit.would_fit
+        else "it would on no topology that is known here",
     )
