@@ -10,6 +10,7 @@ from rich.console import Console
 from truecast.checkpoint.source import open_checkpoint
 from truecast.cli.output import gigabytes, positive, print_result, table
 from truecast.errors import UsageError
+from truecast.serve.forecast.speed import Forecast
 from truecast.serve.installed import Installation, find_installation
 from truecast.serve.launch.draft import read_draft
 from truecast.serve.launch.plan import PROFILES, LaunchPlan, plan_launch
@@ -86,6 +87,8 @@ def _render(console: Console, plan: LaunchPlan) -> None:
     console.print(table("", ("setting", "why"), rows))
     console.print(f"\nSGLang {plan.version}, {plan.profile}, {_where(plan)}")
     _render_memory(console, plan)
+    if plan.forecast is not None:
+        _render_speed(console, plan.forecast)
     for note in plan.notes:
         console.print(f"- {note}")
 
@@ -106,3 +109,12 @@ def _render_memory(console: Console, plan: LaunchPlan) -> None:
     console.print()
     console.print(table("memory of each GPU", ("part", ">size"), rows))
     console.print()
+
+
+def _render_speed(console: Console, speed: Forecast) -> None:
+    console.print(
+        f"forecast: {speed.per_stream:.1f} tokens/s a stream ({speed.low:.1f} to {speed.high:.1f}), {speed.aggregate:,.0f}"
+        f" in all; first tokens within {speed.first_token:.1f} s if all streams begin at once"
+    )
+    for reason in speed.reasons:
+        console.print(f"- {reason}")

@@ -74,15 +74,24 @@ _CARD = "huggingface.co/Radioheading/Kimi-K3-W4AFP8"
 def _b300(form: str, drafted: int, *pairs: tuple[int, float]) -> list[Point]:
     accepted = ACCEPTED.get(drafted, 1.0)
     where = f"B300 1x8, SGLang 0.5.18, {form.upper()}"
-    return [
-        Point(where, "B300", "b300:1x8", 8, 1, form, c, ms, f"{_PR}37878", drafted, accepted)
-        for c, ms in pairs
-    ]
+    return [Point(where, "B300", "b300:1x8", 8, 1, form, c, ms, f"{_PR}37878", drafted, accepted) for c, ms in pairs]
 
 
 def _b200(prompt: int, *pairs: tuple[int, float]) -> list[Point]:
     return [
-        Point("B200 2x8, SGLang 0.5.16, MXFP4", "B200", "b200:2x8", 16, 16, "mxfp4", c, ms, _B200, prompt=prompt, whole=True)
+        Point(
+            "B200 2x8, SGLang 0.5.16, MXFP4",
+            "B200",
+            "b200:2x8",
+            16,
+            16,
+            "mxfp4",
+            c,
+            ms,
+            _B200,
+            prompt=prompt,
+            whole=True,
+        )
         for c, ms in pairs
     ]
 

@@ -84,9 +84,7 @@ def _why(case: Case, name: str) -> str:
         if case.hopper:
             return "Hopper has no FP4 tensor cores: Marlin multiplies the stored weights in BF16"
         return f"no input scales in this checkpoint: Marlin multiplies the stored weights in BF16 (W4A16; {CARD_000})"
-    return (
-        "without it SGLang expands the experts to BF16 while it loads, which does not fit; Marlin keeps them in 4 bits"
-    )
+    return "without it SGLang expands the experts to BF16 while it loads, to four times their size; Marlin keeps them in 4 bits"
 
 
 def _fast_path(case: Case) -> str:

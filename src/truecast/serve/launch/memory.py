@@ -74,13 +74,12 @@ def fraction_setting(case: Case, share: float) -> list[Setting]:
     """``--mem-fraction-static``."""
     if not case.streams:
         return []
-    rule = fraction(case)
-    why = (
-        f"SGLang's own rule for chunks of {PREFILL_CHUNK}, {case.streams} requests and {case.split.tp} ranks, less what a"
-        f" vision tower takes: {rule:.2f}"
-    )
-    if share != rule:
-        why += f"; with that the model does not fit, up to {MOST:.2f} was tried"
+    rule, ranks = fraction(case), f"{case.split.tp} rank{'s' if case.split.tp > 1 else ''}"
+    why = f"SGLang's own rule for prefill in chunks of {PREFILL_CHUNK}, {case.streams} requests and {ranks}"
+    if "vision_config" in case.model.config:
+        why += ", less what it keeps for a vision tower"
+    if share > rule:
+        why += f": {rule:.2f}, with which the model does not fit; up to {MOST:.2f} was tried"
     return [Setting("--mem-fraction-static", f"{share:.2f}", why)]
 
 
@@ -115,9 +114,9 @@ def request_settings(case: Case) -> list[Setting]:
     ]
 
 
-def memory_notes(case: Case, fit: MemoryFit) -> list[str]:
-    """What the fit says to people."""
-    found = list(fit.reasons)
+def memory_notes(case: Case, share: float, fit: MemoryFit) -> list[str]:
+    """What the fit says to people; not that little is left over where that is SGLang's own rule."""
+    found = [reason for reason in fit.reasons if share > fraction(case) or "activations" not in reason]
     if fit.kv_tokens and case.streams:
         found.append(
             f"KV cache for {fit.kv_tokens:,} tokens: {fit.kv_tokens // case.streams:,} for each of {case.streams} requests"

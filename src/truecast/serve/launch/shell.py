@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from truecast.serve.launch.plan import LaunchPlan
+from truecast.serve.launch.launch_plan import LaunchPlan
 
 
 def export_lines(plan: LaunchPlan) -> list[str]:
