@@ -95,7 +95,10 @@ def plan_launch(
 
 
 def _check_flags(arguments: list[Setting], installation: Installation) -> None:
-    known = flags(installation)
+    try:
+        known = flags(installation)
+    except LookupError as error:
+        raise InputError(str(error)) from None
     for setting in arguments:
         flag = known.get(setting.name)
         if flag is None:
