@@ -151,6 +151,15 @@ def kv_token_bytes(model: StoredModel, tp: int, kv_bytes: int, draft_kv_bytes: i
     return (-(-size // tp) if model.request.kv_divided else size) + draft_kv_bytes
 
 
+def dspark_bytes(tp: int, *, kv_bytes: int = 2) -> tuple[int, int]:
+    """``draft_bytes`` and ``draft_kv_bytes`` of Kimi-K3's published DSpark draft: weights on a GPU, cache a token and GPU.
+
+    With fewer key and value heads than ranks, each rank keeps one.
+    """
+    weights = (c.DRAFT_BYTES - c.DRAFT_WHOLE) // tp + c.DRAFT_WHOLE
+    return weights, c.DRAFT_LAYERS * max(c.DRAFT_KV_HEADS // tp, 1) * 2 * c.DRAFT_KV_WIDTH * kv_bytes
+
+
 def _fit(model: StoredModel, gpu: Gpu, tp: int, ep: int, options: Options) -> MemoryFit:
     total = c.CUDA_MEMORY[gpu.name]
     process = c.PROCESS + (c.SYMMETRIC_MEMORY if options.symmetric_memory else 0)
