@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+from truecast.serve.doctor import (
+    arguments,
+    checkpoint,
+    context_parallel,
+    faults,
+    kernels,
+    moe,
+    speculation,
+    versions,
+)
 from truecast.serve.doctor.finding import Check
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (
+    *versions.CHECKS,
+    *kernels.CHECKS,
+    *faults.CHECKS,
+    *checkpoint.CHECKS,
+    *moe.CHECKS,
+    *context_parallel.CHECKS,
+    *speculation.CHECKS,
+    *arguments.CHECKS,
+)
