@@ -5,7 +5,8 @@
 
 Each replica streams tokens at a fixed rate per stream, as an engine below its batch limit does; ``--slow`` halves the
 rate of the second one. Clients ask, read the stream to its end and ask again at once: reasoning work. Lengths are
-exponential, so that long answers meet short ones. Prompts share an instruction and differ after it, as a test's do.
+exponential, so that long answers meet short ones. Prompts share an instruction and differ after it, as a test's do;
+``--same``: they are all the same, as where one problem is sampled many times.
 
 Printed per policy and concurrency: requests that each replica answered; streams open on the fuller one, on average over
 time and at worst, of all that are open (half of them is even). Streams decide: a replica's speed per stream falls as it
@@ -111,12 +112,12 @@ class Seen:
         return sum(fullest) / len(fullest), max(fullest)
 
 
-async def client(url: str, number: int, until: float) -> None:
+async def client(url: str, number: int, until: float, same: bool) -> None:
     """Ask, read to the end, ask again."""
     dice = random.Random(number)
     async with httpx.AsyncClient(timeout=60) as http:
         while time.monotonic() < until:
-            problem = " ".join(str(dice.randrange(10**6)) for _ in range(40))
+            problem = "" if same else " ".join(str(dice.randrange(10**6)) for _ in range(40))
             tokens = max(1, min(10 * MEAN_TOKENS, round(dice.expovariate(1 / MEAN_TOKENS))))
             body = {"model": MODEL, "messages": [{"role": "user", "content": INSTRUCTION + problem}]}
             body |= {"max_tokens": tokens, "stream": True}
@@ -161,7 +162,7 @@ async def measure(options: argparse.Namespace, policy: str, concurrency: int) ->
             for replica in replicas:
                 replica.answered = 0
             seen, until = Seen(), time.monotonic() + options.seconds
-            clients = [asyncio.create_task(client(url, number, until)) for number in range(concurrency)]
+            clients = [asyncio.create_task(client(url, number, until, options.same)) for number in range(concurrency)]
             await asyncio.sleep(1)  # past the start, when all ask at once
             watch = asyncio.create_task(seen.watch(replicas))
             await asyncio.sleep(until - time.monotonic())
@@ -192,6 +193,7 @@ def main() -> None:
     parser.add_argument("--concurrency", nargs="+", type=int, default=CONCURRENCIES)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--slow", action="store_true", help="the second replica at half the speed")
+    parser.add_argument("--same", action="store_true", help="one prompt for all requests")
     parser.add_argument("router", nargs="*", metavar="-- OPTION", help="further options of the router")
     options = parser.parse_args()
     print("| policy | clients | requests | streams on the fuller replica, mean | most |\n|---|---|---|---|---|")
