@@ -141,26 +141,30 @@ def _network(plan: LaunchPlan) -> str:
 def _mounted(plan: LaunchPlan) -> list[str]:
     """Folders of a checkpoint and a draft model that lie on the nodes."""
     locations = [plan.model.location, *([plan.draft] if plan.draft else [])]
-    return sorted({posixpath.normpath(where) for where in locations if repository(where) is None and "://" not in where})
+    return sorted(
+        {posixpath.normpath(where) for where in locations if repository(where) is None and "://" not in where}
+    )
 
 
 def _mount(plan: LaunchPlan) -> str:
     return "".join(
-        f"    - name: models-{number}\n      mountPath: {json.dumps(path)}\n      readOnly: true\n"
+        f"    - name: models-{number}\n      mountPath: {json.dumps(path, ensure_ascii=False)}\n      readOnly: true\n"
         for number, path in enumerate(_mounted(plan))
     )
 
 
 def _volume(plan: LaunchPlan) -> str:
     return "".join(
-        f"  - name: models-{number}\n    hostPath:\n      path: {json.dumps(path)}\n      type: Directory\n"
+        f"  - name: models-{number}\n    hostPath:\n      path: {json.dumps(path, ensure_ascii=False)}\n      type: Directory\n"
         for number, path in enumerate(_mounted(plan))
     )
 
 
 def _service(plan: LaunchPlan) -> str:
     """In front of the router where there is one, else of the leader."""
-    selector = "app: truecast-router" if plan.replicas > 1 else f"leaderworkerset.sigs.k8s.io/name: {NAME}\n    role: leader"
+    selector = (
+        "app: truecast-router" if plan.replicas > 1 else f"leaderworkerset.sigs.k8s.io/name: {NAME}\n    role: leader"
+    )
     return f"""\
 apiVersion: v1
 kind: Service

@@ -9,7 +9,11 @@ ROUTER = "sglang-router==0.3.2"
 PORT = 8000
 OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("--policy", "power_of_two", "the replica with fewer open requests of two"),
-    ("--request-timeout-secs", "86400", "its 1800 would cut off long reasoning: 65,536 tokens at 30 a second take 2,200 s"),
+    (
+        "--request-timeout-secs",
+        "86400",
+        "its 1800 would cut off long reasoning: 65,536 tokens at 30 a second take 2,200 s",
+    ),
     ("--worker-startup-timeout-secs", "7200", "loading takes a while"),
     ("--health-check-timeout-secs", "30", "SGLang answers after 20 s at worst; its 5 would drop a busy replica"),
 )
