@@ -27,7 +27,9 @@ def test_one_spelling_of_each(words: list[str], flags: dict[str, Flag] | None) -
 
 
 def test_switches_several_words_and_the_last_one_counts() -> None:
-    found = read_arguments(["--tp-size", "8", "--trust-remote-code", "--cuda-graph-bs", "1", "2", "--tp-size", "-1"], FLAGS)
+    found = read_arguments(
+        ["--tp-size", "8", "--trust-remote-code", "--cuda-graph-bs", "1", "2", "--tp-size", "-1"], FLAGS
+    )
     assert found.values == {"--tp-size": "-1", "--trust-remote-code": "", "--cuda-graph-bs": "1 2"}
     assert not found.unknown
 

@@ -39,7 +39,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``version``: SGLang's, as numbers. ``profile``: ``throughput`` or ``latency``. ``family`` of the model decides most."""
+    """``version``: SGLang's, as numbers. ``profile``: ``throughput`` or ``latency``. ``streams``: requests that run at a
+    time, 0 where that is left to SGLang."""
 
     model: StoredModel
     gpu: Gpu
@@ -47,6 +48,7 @@ class Case:
     version: tuple[int, ...]
     profile: str
     draft: Draft | None
+    streams: int = 0
 
     @property
     def is_k3(self) -> bool:

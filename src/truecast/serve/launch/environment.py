@@ -15,7 +15,7 @@ BARRIER = 480
 _ADDRESS = (
     "${SGLANG_HOST_IP:-$(python3 -c 'import socket,sys"
     "; f,k,p,_,a=socket.getaddrinfo(sys.argv[1],9,type=socket.SOCK_DGRAM)[0]"
-    "; s=socket.socket(f,k,p); s.connect(a); print(s.getsockname()[0])' \"$HEAD\")}"
+    '; s=socket.socket(f,k,p); s.connect(a); print(s.getsockname()[0])\' "$HEAD")}'
 )
 _INTERFACE = (
     "${NCCL_SOCKET_IFNAME:-$(python3 -c 'import psutil,sys"
@@ -69,7 +69,7 @@ def _kernels(case: Case) -> list[Setting]:
     if case.draft is not None:
         why = "every verification has one length, as CUDA graphs and the replay of KDA's states want it (SGLang's default)"
         found.append(Setting("SGLANG_RAGGED_VERIFY_MODE", "static", why))
-    if case.is_k3 and case.hopper or format_ in ("w4afp8", "fp8"):
+    if (case.is_k3 and case.hopper) or format_ in ("w4afp8", "fp8"):
         why = "DeepGEMM compiles some 3,000 sizes ahead, not all"
         found.append(Setting("SGLANG_JIT_DEEPGEMM_FAST_WARMUP", "1", why))
     if format_ == "w4afp8" and case.version < (0, 5, 23):

@@ -35,7 +35,9 @@ def backend(case: Case) -> str | None:
         return None
     if model.format == "w4afp8" and not routes(model.format, model.dialect, case.gpu.capability):
         raise UsageError(
-            f"SGLang has no W4AFP8 kernel for {case.gpu.title}", where=model.location, fix="serve its MXFP4 or NVFP4 form"
+            f"SGLang has no W4AFP8 kernel for {case.gpu.title}",
+            where=model.location,
+            fix="serve its MXFP4 or NVFP4 form",
         )
     if case.is_k3 and model.dialect == "compressed-tensors" and model.format in ("nvfp4", "w4afp8"):
         raise UsageError(
@@ -82,12 +84,14 @@ def _why(case: Case, name: str) -> str:
         if case.hopper:
             return "Hopper has no FP4 tensor cores: Marlin multiplies the stored weights in BF16"
         return f"no input scales in this checkpoint: Marlin multiplies the stored weights in BF16 (W4A16; {CARD_000})"
-    return "without it SGLang expands the experts to BF16 while it loads, which does not fit; Marlin keeps them in 4 bits"
+    return "without it SGLang expands the experts to BF16 while it loads, to four times their size; Marlin keeps them in 4 bits"
 
 
 def _fast_path(case: Case) -> str:
     start = ".".join(map(str, SITU_ON_TRTLLM))
-    path = f"FP4 fast path: SGLang from {start} on runs {case.model.activation} in {FLAG} flashinfer_trtllm on Blackwell"
+    path = (
+        f"FP4 fast path: SGLang from {start} on runs {case.model.activation} in {FLAG} flashinfer_trtllm on Blackwell"
+    )
     if case.model.activation == "situ" and case.version < SITU_ON_TRTLLM:
         return f"{path}; this release is older, so Marlin is taken"
     if not has_input_scales(case.model):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from truecast.serve.launch.case import Case
 from truecast.serve.launch.setting import Setting
 
-PARSERS = {"kimi_k3": ("kimi_k3", "kimi_k3"), "gpt_oss": ("gpt-oss", "gpt-oss"), "deepseek_v4": ("deepseek-v4", "deepseekv4")}
+PARSERS = {
+    "kimi_k3": ("kimi_k3", "kimi_k3"),
+    "gpt_oss": ("gpt-oss", "gpt-oss"),
+    "deepseek_v4": ("deepseek-v4", "deepseekv4"),
+}
 """Family -> parsers of reasoning and of tool calls, as SGLang 0.5.17 to 0.5.23 registers them."""
 
 

@@ -116,17 +116,28 @@ def _absent(case: Case, name: str) -> str:
     return _LEFT_OUT.get(name, "this deployment does not want it")
 
 
-def _requirements(case: Case, topology: str, environment: Sequence[Setting], arguments: Sequence[Setting]) -> Iterator[str]:
+def _requirements(
+    case: Case, topology: str, environment: Sequence[Setting], arguments: Sequence[Setting]
+) -> Iterator[str]:
     """The NVFP4 card prints no command but five requirements; how each is met."""
     if not case.is_k3 or (case.model.format, topology) != ("nvfp4", "b200:2x8"):
         return
     values = {setting.name: setting.value for setting in (*environment, *arguments)}
     wait = values.get("SGLANG_UNBALANCED_MODEL_LOADING_TIMEOUT_S")
     backend = values["--moe-runner-backend"]
-    yield f"{CARD_000}, 1: --moe-runner-backend {backend}" + ("" if backend == "marlin" else ", since there are input scales")
-    yield f"{CARD_000}, 2: SiTU in modelopt_quant.py: truecast's plug-in (situ_nvfp4) in place of the patch"
+    yield f"{CARD_000}, 1: --moe-runner-backend {backend}" + (
+        "" if backend == "marlin" else ", since there are input scales"
+    )
+    mended = (
+        "truecast's plug-in (situ-nvfp4) in place of the patch"
+        if backend == "marlin"
+        else "not needed with that backend"
+    )
+    yield f"{CARD_000}, 2: SiTU in modelopt_quant.py: {mended}"
     yield f"{CARD_000}, 3: the load barrier is {wait} s through truecast's plug-in in place of the patch"
     timeout = values.get("--dist-timeout")
-    yield f"{CARD_000}, 4: " + (f"--dist-timeout {timeout}" if timeout else "no repack for Marlin, so no --dist-timeout")
+    yield f"{CARD_000}, 4: " + (
+        f"--dist-timeout {timeout}" if timeout else "no repack for Marlin, so no --dist-timeout"
+    )
     yield f"{CARD_000}, 5: no --dcp-size"
     yield f"{CARD_000}: SGLANG_HOST_IP is worked out on each node; only $NODE_RANK differs between the nodes' commands"

@@ -63,7 +63,9 @@ def speculation_settings(case: Case) -> list[Setting]:
         Setting("--speculative-algorithm", "DSPARK", "the kind of this draft"),
         Setting("--speculative-draft-model-path", case.draft.path, "as asked for with --draft"),
         Setting("--speculative-dspark-block-size", str(count), f"{why}; {count + 1} tokens are verified a step"),
-        Setting("--speculative-draft-model-quantization", "unquant", "else the draft is read by the target's quantization"),
+        Setting(
+            "--speculative-draft-model-quantization", "unquant", "else the draft is read by the target's quantization"
+        ),
     ]
     if case.hopper:
         found.append(
@@ -72,7 +74,9 @@ def speculation_settings(case: Case) -> list[Setting]:
     if case.hopper and has(_DTYPE, case.version):
         found.append(Setting(_DTYPE, "bfloat16", "the draft's own cache is small; FP8 would cost accepted tokens"))
     found.append(
-        Setting("--enable-linear-replayssm-spec", None, "keeps KDA's inputs of a verification, not a state for each token")
+        Setting(
+            "--enable-linear-replayssm-spec", None, "keeps KDA's inputs of a verification, not a state for each token"
+        )
     )
     return found
 

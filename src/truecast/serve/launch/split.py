@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from truecast.errors import UsageError
 from truecast.serve.launch.case import HOPPER, Split
+from truecast.serve.launch.setting import Setting
 from truecast.serve.parallel import LIMIT
 from truecast.serve.stored_model import StoredModel
 from truecast.serve.topology import Topology
+
+RENDEZVOUS = 20000
+"""Port on which the ranks of a replica meet, on its first node."""
 
 
 def divide(model: StoredModel, topology: Topology, replicas: int) -> Split:
@@ -64,3 +68,18 @@ def _experts(model: StoredModel, topology: Topology, nodes: int, per_node: int) 
     held = f"{model.experts // ep} whole experts a layer" + (f", each over {inside} GPUs" if inside > 1 else "")
     why = f"{held} on each rank: no scale group is cut, and a rank reads and repacks only its own"
     return Split(gpus, ep, nodes, per_node, why)
+
+
+def rank_settings(split: Split) -> list[Setting]:
+    """The division as SGLang's arguments."""
+    why = f"{split.tp} GPUs share one copy of the model" if split.ep > 1 else split.why
+    found = [Setting("--tp-size", str(split.tp), why)]
+    if split.ep > 1:
+        found.append(Setting("--ep-size", str(split.ep), split.why))
+    if split.nodes > 1:
+        found += [
+            Setting("--nnodes", str(split.nodes), f"{split.per_node} GPUs each"),
+            Setting("--node-rank", "$NODE_RANK", "all that differs between nodes", shell=True),
+            Setting("--dist-init-addr", f"$HEAD:{RENDEZVOUS}", "where the ranks meet, on the first node", shell=True),
+        ]
+    return found

@@ -14,7 +14,6 @@ import contextlib
 import inspect
 import io
 import logging
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -51,7 +50,7 @@ def parse(text: str) -> int | None:
 
 
 def _need(situation: Situation) -> Need | None:
-    wanted = parse(os.environ.get(SETTING, "on"))
+    wanted = parse(situation.environment.get(SETTING, "on"))
     if wanted is None or situation.ep_size < 2 or not situation.experts or not situation.expert_places_fixed:
         return None
     if wanted and wanted != situation.experts and not situation.is_draft:
@@ -130,8 +129,8 @@ def report(mine: Reading) -> str:
     experts = mine.experts - mine.skipped
     share = 100 * experts / mine.experts if mine.experts else 100.0
     return (
-        f"Expert load filter: read {mine.read / 1e9:.3f} GB, skipped {mine.skipped / 1e9:.3f} GB of other ranks' experts; "
-        f"{share:.2f} % of {mine.experts / 1e9:.3f} GB of experts read"
+        f"Expert load filter: read {mine.read / 1e6:,.1f} MB, skipped {mine.skipped / 1e6:,.1f} MB of other ranks' experts; "
+        f"{share:.2f} % of {mine.experts / 1e6:,.1f} MB of experts read"
     )
 
 
