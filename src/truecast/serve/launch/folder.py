@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from truecast.errors import RefusedError, UsageError
 from truecast.serve.launch.kubernetes import lws_yaml
-from truecast.serve.launch.plan import LaunchPlan
+from truecast.serve.launch.launch_plan import LaunchPlan
 from truecast.serve.launch.router import router_script
 from truecast.serve.launch.scripts import MARK, node_script, setup_script
 from truecast.serve.launch.slurm import job_script
@@ -19,10 +18,8 @@ NAMES = ("setup.sh", "node.sh", "job.slurm", "lws.yaml", "router.sh")
 def launch_files(plan: LaunchPlan) -> dict[str, str]:
     """Name -> text of each file of a launch; ``router.sh`` only for several replicas.
 
-    Raises: UsageError where a path or name of the launch has control characters, which YAML cannot hold and a terminal
-    would obey.
+    Raises: UsageError for a path with control characters, which YAML cannot hold and a terminal would obey.
     """
-    refuse_control_characters([plan.model.location, plan.draft or "", *(s.value or "" for s in plan.arguments)])
     files = {
         "setup.sh": setup_script(plan),
         "node.sh": node_script(plan),
@@ -57,13 +54,6 @@ def write_launch(plan: LaunchPlan, out: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror}", where=str(error.filename or out)) from None
     return [out / name for name in files]
-
-
-def refuse_control_characters(texts: Iterable[str]) -> None:
-    """Raises: UsageError naming the first text that has one."""
-    for text in texts:
-        if not text.isprintable():
-            raise UsageError(f"control characters in {text!r}: no script is written for it", fix="rename it")
 
 
 def _is_ours(path: Path) -> bool:

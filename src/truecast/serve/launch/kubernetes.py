@@ -6,9 +6,9 @@ import json
 import posixpath
 
 from truecast import __version__
-from truecast.serve.launch.plan import LaunchPlan
+from truecast.serve.launch.launch_plan import LaunchPlan
 from truecast.serve.launch.router import PORT, ROUTER, router_words
-from truecast.serve.launch.scripts import heading, image, node_script, repository
+from truecast.serve.launch.scripts import checkpoint, heading, image, node_script, repository
 
 NAME = "truecast"
 _ROUTER_IMAGE = "python:3.12-slim"
@@ -140,7 +140,7 @@ def _network(plan: LaunchPlan) -> str:
 
 def _mounted(plan: LaunchPlan) -> list[str]:
     """Folders of a checkpoint and a draft model that lie on the nodes."""
-    locations = [plan.model.location, *([plan.draft] if plan.draft else [])]
+    locations = [checkpoint(plan), *([plan.draft] if plan.draft else [])]
     return sorted(
         {posixpath.normpath(where) for where in locations if repository(where) is None and "://" not in where}
     )

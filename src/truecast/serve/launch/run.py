@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from truecast.errors import UsageError
-from truecast.serve.launch.folder import refuse_control_characters
 from truecast.serve.launch.nodes import Node
-from truecast.serve.launch.plan import LaunchPlan
+from truecast.serve.launch.launch_plan import LaunchPlan
 from truecast.serve.launch.scripts import node_script
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
@@ -60,9 +59,8 @@ def run_ssh(plan: LaunchPlan, nodes: Sequence[Node], log: Log, ready: Callable[[
     """Start all nodes, call ``ready`` with the replicas' URLs once each answers, return when one node's process ends.
 
     All nodes are stopped on the way out, also where an exception such as KeyboardInterrupt ends it.
-    Raises: UsageError where there is no ssh, or a path with control characters.
+    Raises: UsageError where there is no ssh.
     """
-    refuse_control_characters([plan.model.location, plan.draft or "", *(s.value or "" for s in plan.arguments)])
     heads = [_address(nodes[plan.node_of(replica)]) for replica in range(plan.replicas)]
     urls = [f"http://{head}:{plan.port_of(replica)}/v1" for replica, head in enumerate(heads)]
     sign = secrets.token_hex(16)

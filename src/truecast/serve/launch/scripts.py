@@ -6,7 +6,8 @@ import shlex
 
 from truecast import __version__
 from truecast.engines.sglang.binary import RECIPE
-from truecast.serve.launch.plan import LaunchPlan
+from truecast.serve.launch.launch_plan import LaunchPlan
+from truecast.serve.launch.place import server_path
 from truecast.serve.launch.setting import Setting
 
 MARK = "# Written by truecast launch"
@@ -107,7 +108,7 @@ fi
 python3 -m pip install --no-deps "${{TRUECAST:-truecast=={__version__}}}"
 python3 -c 'import ml_dtypes' 2>/dev/null || python3 -m pip install --no-deps ml_dtypes
 
-{_fetch("checkpoint", plan.model.location, _argument(plan, "--revision"))}\
+{_fetch("checkpoint", checkpoint(plan), _argument(plan, "--revision"))}\
 {_fetch("draft model", plan.draft, _argument(plan, "--speculative-draft-model-revision")) if plan.draft else ""}\
 {_rebuild(plan) if needs_sm90a(plan) else ""}
 # The doctor has packages of its own, which may not change SGLang's.
@@ -122,12 +123,21 @@ def needs_sm90a(plan: LaunchPlan) -> bool:
     return gpu.host == "aarch64" and gpu.capability == 90 and plan.model.format in ("w4afp8", "fp8")
 
 
-def repository(location: str) -> tuple[str, str | None] | None:
-    """Repository and revision of the Hub, of ``hf://owner/name@revision`` or ``owner/name``; None for a path or URL."""
-    name, _, revision = location.removeprefix("hf://").partition("@")
-    if name.startswith((".", "/", "~")) or name.count("/") != 1 or ":" in name:
+def repository(place: str) -> tuple[str, str | None] | None:
+    """Repository and revision of the Hub, of ``hf://owner/name@revision`` or ``owner/name``; None for a whole path or URL.
+
+    A relative path looks like a repository: see :func:`checkpoint`.
+    """
+    name, _, revision = place.removeprefix("hf://").partition("@")
+    if name.startswith("/") or name.count("/") != 1 or ":" in name:
         return None
     return name, revision or None
+
+
+def checkpoint(plan: LaunchPlan) -> str:
+    """The checkpoint as a whole path or a URL."""
+    location = plan.model.location
+    return location if "://" in location else server_path(location)
 
 
 def _exports(environment: tuple[Setting, ...]) -> str:
@@ -178,7 +188,7 @@ fi
 
 
 def _doctor(plan: LaunchPlan) -> str:
-    words = ["--for", plan.model.location]
+    words = ["--for", checkpoint(plan)]
     if plan.draft:
         found = repository(plan.draft)
         words += ["--draft", f"hf://{found[0]}" if found else plan.draft]

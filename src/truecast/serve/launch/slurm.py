@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from truecast.serve.launch.plan import LaunchPlan
+from truecast.serve.launch.launch_plan import LaunchPlan
 from truecast.serve.launch.scripts import heading, image
 
 READY = "truecast: ready:"
