@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from truecast.checkpoint.source import open_checkpoint
+from truecast.cli.launch_run import add_run_arguments, check_run_arguments, start, write
 from truecast.cli.output import gigabytes, positive, print_result, table
 from truecast.errors import UsageError
 from truecast.serve.forecast.speed import Forecast
 from truecast.serve.installed import Installation, find_installation
 from truecast.serve.launch.draft import read_draft
 from truecast.serve.launch.plan import PROFILES, LaunchPlan, plan_launch
+from truecast.serve.launch.router import router_words
 from truecast.serve.launch.shell import command_lines, export_lines
 from truecast.serve.launch.versions import NEWEST
 from truecast.serve.stored_model import stored_model
@@ -40,12 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sglang", metavar="VERSION", help=f"release of SGLang (default: the one here, else {NEWEST})"
     )
     release.add_argument("--site-packages", type=Path, metavar="DIR", help="folder with the SGLang that will serve")
-    parser.add_argument("--print", action="store_true", help="print environment and command; nothing is started")
+    add_run_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print."""
+    """Plan and print; write and start as asked for."""
     topology = read_topology(args.topology)
+    nodes = check_run_arguments(args, topology.nodes)
     draft = read_draft(args.draft) if args.draft is not None else None
     found = _installation(args)
     plan = plan_launch(
@@ -58,8 +63,24 @@ def run(args: argparse.Namespace) -> int:
         replicas=args.replicas,
         trust_remote_code=args.trust_remote_code,
     )
-    print_result(args, plan.document(), lambda console: _render(console, plan))
+    files = write(args, plan)
+    if args.run is not None:
+        return start(args, plan, nodes, lambda urls: _show_running(args, plan, urls))
+    document = plan.document() | {"files": [str(path) for path in files]}
+    print_result(args, document, lambda console: _render(console, plan, files))
     return 0
+
+
+def _show_running(args: argparse.Namespace, plan: LaunchPlan, urls: list[str]) -> None:
+    document = plan.document() | {"urls": urls}
+    router = shlex.join([*router_words(), *(url.removesuffix("/v1") for url in urls)]) if plan.replicas > 1 else ""
+
+    def render(console: Console) -> None:
+        console.print(f"ready: {', '.join(urls)}")
+        if router:
+            console.print(f"one address for all: {router}")
+
+    print_result(args, document | ({"router": router} if router else {}), render)
 
 
 def _installation(args: argparse.Namespace) -> Installation | None:
@@ -71,7 +92,7 @@ def _installation(args: argparse.Namespace) -> Installation | None:
     return found
 
 
-def _render(console: Console, plan: LaunchPlan) -> None:
+def _render(console: Console, plan: LaunchPlan, files: Sequence[Path]) -> None:
     if plan.nodes_per_replica > 1:
         last = plan.nodes_per_replica - 1
         console.print(f"# on every node, with NODE_RANK from 0 to {last} and HEAD, the address of node 0")
@@ -91,6 +112,8 @@ def _render(console: Console, plan: LaunchPlan) -> None:
         _render_speed(console, plan.forecast)
     for note in plan.notes:
         console.print(f"- {note}")
+    for path in files:
+        console.print(f"wrote {path}")
 
 
 def _where(plan: LaunchPlan) -> str:
