@@ -19,7 +19,7 @@ from truecast.serve.doctor.ground import Ground
 from truecast.serve.doctor.nodes import elsewhere, place
 from truecast.serve.forecast.constants import NODE_READ
 from truecast.serve.forecast.ready import repack_seconds
-from truecast.serve.machine import Machine
+from truecast.serve.machine import Machine, ReadRate
 
 DIST_TIMEOUT = 600
 """Seconds: NCCL's default in torch, which SGLang leaves where ``--dist-timeout`` is not given."""
@@ -69,13 +69,10 @@ def _barrier(ground: Ground) -> Verdict:
         " before (vmtouch, cat) so that it lies in memory"
     )
     need = f"each node reads {size / 1e9:,.0f} GB{which}; {told}"
-    machine: Machine | None = ground.machine
-    files = sorted(Path(ground.model.location).glob("*.safetensors"))
-    rate = None if machine is None or elsewhere(ground) or not files else machine.read_rate(files)
+    rate, why = _rate(ground)
     if rate is None:
-        why = "" if files else f": {ground.model.location} is no folder here"
         usual = f"published deployments had about {NODE_READ / 1e9:g}"
-        said = f"{need}: {wanted / 1e9:.2f} GB/s would be needed ({usual}); the rate was not measured{why}"
+        said = f"{need}: {wanted / 1e9:.2f} GB/s would be needed ({usual}); not measured: {why}"
         return unknown(said, remedy.format(_round(2 * size / 1e9)))
     took = size / rate.rate
     measured = f"measured {rate.bytes / 1e6:,.0f} MB in {rate.seconds:.2f} s = {rate.rate / 1e9:.2f} GB/s ({rate.how})"
@@ -86,6 +83,18 @@ def _barrier(ground: Ground) -> Verdict:
     if ground.number("--nnodes", 1) > 1:
         return failed(f"{said}; a node that has it in memory already would wait for the others in vain", remedy)
     return warned(said, remedy)
+
+
+def _rate(ground: Ground) -> tuple[ReadRate | None, str]:
+    """The measured rate of the checkpoint's shards, or why there is none."""
+    assert ground.model is not None
+    if why := elsewhere(ground):
+        return None, why
+    machine: Machine = ground.machine
+    files = sorted(Path(ground.model.location).glob("*.safetensors"))
+    if not files:
+        return None, f"{ground.model.location} is no folder here"
+    return machine.read_rate(files), "its files have holes, lie in memory, or are too small"
 
 
 def bytes_of_a_node(ground: Ground) -> tuple[int, str]:
