@@ -72,6 +72,9 @@ def test_storage(k3: StoredModel, tmp_path: Path, kind: str, status: str, words:
 def test_storage_beyond_memory_and_elsewhere(k3: StoredModel, tmp_path: Path) -> None:
     model = replace(k3, location=str(tmp_path))
     judge("node.storage", Ground(machine=MadeMachine(ram=GIB), model=model), "PASS", "does not fit in the page cache")
+    judge(
+        "node.storage", Ground(machine=MadeMachine(in_cache=0.25), model=model), "PASS", "25% of it in the page cache"
+    )
     remote = replace(k3, location="s3://bucket/k3")
     judge("node.storage", Ground(machine=MadeMachine(), model=remote), "SKIP", "no folder here")
     judge("node.storage", Ground(machine=MadeMachine()), "SKIP", "no checkpoint")

@@ -62,6 +62,17 @@ def test_memory_has_no_rate(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert disk.read_rate([on_disk]) is None
 
 
+def test_what_lies_in_the_page_cache(on_disk: Path) -> None:
+    on_disk.read_bytes()
+    warm = HERE.cached([on_disk])
+    if warm is None:
+        pytest.skip("this file system cannot tell")
+    with on_disk.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert (warm, HERE.cached([on_disk])) == (1.0, 0.0)
+    assert HERE.cached([]) is None
+
+
 def test_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
