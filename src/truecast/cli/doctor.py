@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _ground(args: argparse.Namespace) -> Ground:
     """Arguments come from the command line, else from the server, else from a launch plan."""
-    if args.site_packages is not None and (installation := find_installation(args.site_packages)) is None:
-        raise UsageError("holds no SGLang", where=str(args.site_packages), fix="name the folder that holds sglang/")
     installation = find_installation(args.site_packages)
+    if installation is None and args.site_packages is not None:
+        raise UsageError("holds no SGLang", where=str(args.site_packages), fix="name the folder that holds sglang/")
     ground = Ground(
         installation=installation,
         model=None if args.src is None else stored_model(open_checkpoint(args.src)),
@@ -119,19 +119,26 @@ def _planned(ground: Ground, draft: str | None) -> Ground:
 
 
 def _render(console: Console, report: Report) -> None:
+    """The worst first; what was skipped for one reason in one line."""
+    skipped: dict[str, list[str]] = {}
     for finding in sorted(report.findings, key=lambda found: _ORDER.index(found.status)):
-        _render_one(console, finding)
+        if finding.status is Status.SKIP:
+            skipped.setdefault(finding.evidence, []).append(finding.id)
+        else:
+            _render_one(console, finding)
+    for why, ids in skipped.items():
+        console.print(f"{Status.SKIP:8}{why}: {', '.join(ids)}")
     counts = report.counts
     told = [counted(counts["FAIL"], "failure"), counted(counts["WARN"], "warning")]
     told += [f"{counts['UNKNOWN']} unknown", f"{counts['PASS']} passed", f"{counts['SKIP']} skipped"]
-    console.print(f"{'PASS' if report.ok else 'FAIL'}  {', '.join(told)}", markup=False)
+    console.print(f"{'PASS' if report.ok else 'FAIL'}  {', '.join(told)}")
 
 
 def _render_one(console: Console, finding: Finding) -> None:
-    console.print(f"{finding.status:8}{finding.id}  {finding.evidence}", markup=False)
+    console.print(f"{finding.status:8}{finding.id}  {finding.evidence}")
     if finding.remedy:
         first, *rest = finding.remedy.splitlines()
-        console.print(f"        remedy: {first}", markup=False)
+        console.print(f"        remedy: {first}")
         for line in rest:
-            console.print(f"          {line}", markup=False)
-        console.print(f"        source: {finding.source}", markup=False)
+            console.print(f"          {line}")
+        console.print(f"        source: {finding.source}")

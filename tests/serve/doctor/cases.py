@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.serve.doctor.conftest import HOPPER, NO_90A, MakeSite, Site, ground, plain, recast
-from truecast.errors import InputError
+from truecast.errors import InputError, UsageError
 from truecast.serve.doctor.catalogue import CHECKS
 from truecast.serve.doctor.doctor import doctor
 from truecast.serve.doctor.finding import Finding
@@ -107,6 +107,10 @@ SORTED = ("0.5.17", "0.5.20")
 NEWER = ("0.5.20", "0.5.23")
 
 CASES: dict[str, Case] = {
+    "launch.plan": Case(
+        lambda w: ground(w.site(), plan_error=UsageError("it does not fit by 12 GB", fix="use gh200:16x4")),
+        lambda w: ground(w.site(), arguments="", planned=True),
+    ),
     "sglang.version": Case(
         lambda w: ground(w.make_site(w.version).distribution("sglang", "7.0")), lambda w: ground(w.site()), "UNKNOWN"
     ),

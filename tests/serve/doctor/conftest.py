@@ -100,28 +100,22 @@ class Site:
         return self.distribution("truecast", "0.1", plugin="truecast = truecast.engines.sglang.plugin:register")
 
     def file(self, name: str, text: str) -> Site:
-        """A file by its path; where it lies below ``sglang`` that is copied first, as links."""
+        """A file by its path. Folders on the way that are links get copied first, as links to what they hold."""
         path = self.root / name
-        if (self.root / "sglang").is_symlink() and name.startswith("sglang/"):
-            self._own(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(path.relative_to(self.root).parents):
+            self._own(self.root / folder)
         path.unlink(missing_ok=True)
         path.write_text(text)
         return self
 
-    def _own(self, name: str) -> None:
-        link = self.root / "sglang"
-        source = link.resolve()
-        link.unlink()
-        here, there = link, source
-        for part in Path(name).parts[1:]:  # only the folders on the way are copied
-            here.mkdir()
-            for other in there.iterdir():
-                if other.name != part:
-                    (here / other.name).symlink_to(other)
-            here, there = here / part, there / part
-            if not there.is_dir():
-                break
+    def _own(self, folder: Path) -> None:
+        if folder.is_symlink():
+            source = folder.resolve()
+            folder.unlink()
+            folder.mkdir()
+            for other in source.iterdir():
+                (folder / other.name).symlink_to(other)
+        folder.mkdir(exist_ok=True)
 
     def edited(self, module: str, old: str, new: str) -> Site:
         """One module of this SGLang with a piece of its text changed; ``old`` must be there."""

@@ -13,13 +13,14 @@ from truecast.serve.doctor import (
     faults,
     kernels,
     moe,
+    planned,
     speculation,
     versions,
 )
 from truecast.serve.doctor.catalogue import CHECKS
 from truecast.serve.stored_model import StoredModel
 
-SUBJECTS = (versions, kernels, faults, checkpoint, moe, context_parallel, speculation, arguments)
+SUBJECTS = (planned, versions, kernels, faults, checkpoint, moe, context_parallel, speculation, arguments)
 
 
 def test_every_check_has_its_two_grounds() -> None:

@@ -7,10 +7,12 @@ the installed source.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from truecast.engines.sglang.choice import chosen
 from truecast.engines.sglang.fix import Fix, Need
 from truecast.engines.sglang.fixes import FIXES
+from truecast.engines.sglang.situation import Situation
 from truecast.errors import UsageError
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
@@ -55,13 +57,26 @@ def plugin_state(ground: Ground, fix: Fix) -> str | None:
     return None
 
 
+def _situation(ground: Ground) -> Situation:
+    """Settings of the plug-in's fixes do nothing where it is not installed, and end the server where they are bad.
+
+    Raises: UsageError for a bad one.
+    """
+    assert ground.installation is not None
+    here = situation(ground)
+    if "truecast" not in ground.installation.plugins:
+        return replace(here, environment={})
+    chosen(FIXES, ground.environment)
+    return here
+
+
 def _fault(fix: Fix) -> Callable[[Ground], Verdict]:
     def run(ground: Ground) -> Verdict:
         if said := no_sglang(ground):
             return said
         if ground.model is None:
             return skipped("no checkpoint is given (--for)")
-        need = fix.need(situation(ground))
+        need = fix.need(_situation(ground))
         if need is None:
             blind = "" if ground.capability is not None else "; no GPU is told (--topology)"
             return skipped(f"this model with these arguments does not meet it{blind}")
@@ -96,7 +111,7 @@ def _fp8_kv(ground: Ground) -> Verdict:
         return said
     if ground.model is None or ground.arguments is None:
         return skipped("wants a checkpoint (--for) and the server's arguments")
-    here = situation(ground)
+    here = _situation(ground)
     fp8 = here.kv_cache_dtype.startswith("fp8") and "kv_lora_rank" in here.config
     if not fp8:
         return skipped("no FP8 KV cache of MLA")
@@ -124,7 +139,7 @@ def _installed(ground: Ground) -> Verdict:
     assert ground.installation is not None
     wanted = []
     if ground.model is not None:
-        here = situation(ground)
+        here = _situation(ground)
         wanted = [(fix, need) for fix in FIXES if (need := fix.need(here)) is not None]
     if not ground.installation.plugins.get("truecast"):
         names = ", ".join(fix.name for fix, _ in wanted)

@@ -108,6 +108,8 @@ def _flash_mla(ground: Ground) -> Verdict:
         return passed(f"{asked} flashmla, and {folder} is there")
     if found:
         return passed(f"{asked} flashmla, and {found[0]} is there")
+    if "sglang-kernel" not in ground.installation.versions:
+        return unknown(f"no {package} in {ground.installation.root}, but no sglang-kernel either", get)
     return failed(f"{asked} flashmla, and {ground.installation.root}/{package} holds no {pattern}", get)
 
 
