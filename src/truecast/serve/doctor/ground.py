@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from truecast.errors import TruecastError
 from truecast.serve.installed import Installation
+from truecast.serve.machine import Machine
+from truecast.serve.server_info import ServerFacts
 from truecast.serve.stored_model import StoredModel
 from truecast.serve.topology import Topology
 
@@ -30,8 +31,8 @@ class Ground:
     arguments: Mapping[str, str] | None = None
     unknown_arguments: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    machine: Any = None
-    server: Any = None
+    machine: Machine | None = None
+    server: ServerFacts | None = None
     planned: bool = False
     plan_error: TruecastError | None = None
 

@@ -16,10 +16,10 @@ from truecast.engines.sglang.fixes import expert_load_filter, load_barrier
 from truecast.serve.doctor.faults import plugin_state
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.nodes import elsewhere, place
+from truecast.serve.doctor.nodes import elsewhere, here, place
 from truecast.serve.forecast.constants import NODE_READ
 from truecast.serve.forecast.ready import repack_seconds
-from truecast.serve.machine import Machine, ReadRate
+from truecast.serve.machine import ReadRate
 
 DIST_TIMEOUT = 600
 """Seconds: NCCL's default in torch, which SGLang leaves where ``--dist-timeout`` is not given."""
@@ -90,7 +90,7 @@ def _rate(ground: Ground) -> tuple[ReadRate | None, str]:
     assert ground.model is not None
     if why := elsewhere(ground):
         return None, why
-    machine: Machine = ground.machine
+    machine = here(ground)
     files = sorted(Path(ground.model.location).glob("*.safetensors"))
     if not files:
         return None, f"{ground.model.location} is no folder here"
