@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=_seconds,
         default=SECONDS,
-        metavar="S",
+        metavar="N",
         help="seconds one answer may take (default: %(default)g)",
     )
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         if not key or not key.isascii() or not key.isprintable():
             raise UsageError("holds no key", where=f"environment variable {args.api_key_env}")
     tell = _progress if not args.quiet and sys.stderr.isatty() else None
-    with needing("torch", "smoke --reference"):
+    with needing("serve", "smoke --reference"):
         result = smoke(
             args.url, model=args.model, reference=args.reference, key=key, seconds=args.timeout, tell=tell
         )  # fmt: skip

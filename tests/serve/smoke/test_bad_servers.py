@@ -95,7 +95,7 @@ def test_nobody_listens(cli: Cli) -> None:
         (reply("200 OK", b'{"data": [{"id": 5}, 6]}'), "lists no model"),
         (reply("200 OK", MODELS)[:-5], "breaks off within its answer"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "no HTTP: BadStatusLine"),
-        (b"", "no HTTP: RemoteDisconnected"),
+        (b"", "no connection: Remote end closed connection"),
     ],
 )
 def test_what_lists_no_models(answer: bytes, reason: str, cli: Cli) -> None:

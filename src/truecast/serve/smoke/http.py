@@ -117,7 +117,8 @@ def request(method: str, url: str, body: bytes | None, headers: dict[str, str], 
     connection = kind(parts.hostname or "", parts.port, timeout=seconds)
     end = time.monotonic() + seconds
     try:
-        with _cut_off(connection, seconds):
+        connection.connect()
+        with _cut_off(connection.sock, end - time.monotonic()):
             connection.request(method, target, body, headers)
             response = connection.getresponse()
             raw = bytearray()
@@ -125,6 +126,8 @@ def request(method: str, url: str, body: bytes | None, headers: dict[str, str], 
                 raw += piece
                 if len(raw) > MAX_BODY_BYTES:
                     raise NoAnswer(f"answers with more than {MAX_BODY_BYTES:,} bytes")
+            if time.monotonic() >= end:  # cut off: what came may look whole
+                raise TimeoutError
             if response.length:
                 raise http.client.IncompleteRead(bytes(raw), response.length)
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, bytes(raw))
@@ -139,15 +142,14 @@ def request(method: str, url: str, body: bytes | None, headers: dict[str, str], 
 
 
 @contextlib.contextmanager
-def _cut_off(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+def _cut_off(connected: socket.socket, seconds: float) -> Iterator[None]:
     """Ends the connection after ``seconds``: a socket's own timeout counts anew with each byte."""
 
     def cut() -> None:
         with contextlib.suppress(OSError):
-            if connection.sock is not None:
-                connection.sock.shutdown(socket.SHUT_RDWR)
+            connected.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, cut)
+    timer = threading.Timer(max(seconds, 0), cut)
     timer.daemon = True
     timer.start()
     try:
