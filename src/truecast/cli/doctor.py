@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from truecast.checkpoint.source import open_checkpoint
-from truecast.cli.options import key_in
+from truecast.cli.options import add_key, key_of
 from truecast.cli.output import print_result
 from truecast.errors import TruecastError, UsageError
 from truecast.report.words import counted
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--site-packages", type=Path, metavar="DIR", help="folder with the SGLang that will serve (default: this one's)"
     )
     parser.add_argument("--server", metavar="URL", help="a running server, asked for its arguments")
-    parser.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key")
+    add_key(parser)
     parser.add_argument(
         "arguments", nargs="*", metavar="-- ARGUMENT", help="the server's arguments, as for sglang serve"
     )
@@ -70,7 +70,7 @@ def _ground(args: argparse.Namespace) -> Ground:
         machine=ThisMachine(),
     )
     if args.server is not None:
-        server = server_info(args.server, key=key_in(args.api_key_env))
+        server = server_info(args.server, key=key_of(args))
         ground = replace(
             ground, server=server, arguments=server.arguments or None, environment=server.environment or {}
         )
