@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from truecast.errors import UsageError
-from truecast.serve.launch.nodes import Node
 from truecast.serve.launch.launch_plan import LaunchPlan
+from truecast.serve.launch.nodes import Node
 from truecast.serve.launch.scripts import node_script
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
