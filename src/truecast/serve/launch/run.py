@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from truecast.errors import UsageError
-from truecast.serve.launch.nodes import Node
 from truecast.serve.launch.launch_plan import LaunchPlan
+from truecast.serve.launch.nodes import Node
 from truecast.serve.launch.scripts import node_script
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
@@ -118,7 +118,7 @@ main() {{
   {{ cat <&3 >/dev/null; end "$node"; }} >/dev/null 2>&1 &
   lifeline=$!
   {watch}
-  wait "$node"
+  {{ wait "$node"; }} 2>/dev/null # says nothing of its own about the signal that ended it
   code=$?
   kill -KILL -- $(jobs -p | sed s/^/-/) 2>/dev/null
   end "$node"
