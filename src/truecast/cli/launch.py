@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         trust_remote_code=args.trust_remote_code,
     )
     files = write(args, plan)
-    if args.run is not None:
+    if args.by is not None:
         return start(args, plan, nodes, lambda urls: _show_running(args, plan, urls))
     document = plan.document() | {"files": [str(path) for path in files]}
     print_result(args, document, lambda console: _render(console, plan, files))
