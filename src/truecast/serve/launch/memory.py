@@ -104,7 +104,7 @@ def request_settings(case: Case) -> list[Setting]:
         Setting("--cuda-graph-max-bs-decode", str(count), "every number of running requests has its CUDA graph"),
     ]
     if case.model.request is not None and case.model.request.state_elements:
-        why = f"{SLOTS_A_STREAM} slots of KDA state a request: SGLang's base ratio, though one would do without radix cache ({CARD_003})"
+        why = f"{SLOTS_A_STREAM} slots of KDA state a request, SGLang's base ratio; without radix cache one would do ({CARD_003})"
         found.append(Setting("--max-mamba-cache-size", str(slots), why))
     return [
         *found,
