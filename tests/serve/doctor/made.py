@@ -42,6 +42,7 @@ class MadeMachine:
     ram: int | None = 2000 * GIB
     disks: Mapping[str, FileSystem] = field(default_factory=lambda: {"/": DISK, "/dev/shm": MEMORY})
     rate: ReadRate | None = None
+    in_cache: float | None = None
     time: Clock | None = field(default_factory=lambda: Clock(True, 0.001))
     governed: Sequence[str] = ("performance",)
     devices: Sequence[GpuState] | None = None
@@ -78,6 +79,9 @@ class MadeMachine:
 
     def read_rate(self, files: Sequence[Path]) -> ReadRate | None:
         return self.rate
+
+    def cached(self, files: Sequence[Path]) -> float | None:
+        return self.in_cache
 
     def clock(self) -> Clock | None:
         return self.time

@@ -33,6 +33,7 @@ def two(machine: MadeMachine | None = None, **environment: str) -> Ground:
         (two(MadeMachine(links=(LOOPBACK, OFFICE, FABRIC))), "WARN", "eth0 for its handshake"),
         (two(MadeMachine(links=(LOOPBACK, DOWN)), NCCL_SOCKET_IFNAME="eth3"), "FAIL", "leaves none"),
         (two(MadeMachine(links=(FAR,), routes={"10.0.0.1": "10.7.0.5"})), "PASS", "from where the route"),
+        (two(NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$(of_route)}"), "PASS", "filled in on each node"),
         (Ground(arguments={}, machine=MadeMachine()), "SKIP", "one node"),
         (Ground(arguments=TWO_NODES), "SKIP", "no machine was looked at"),
     ],
@@ -52,6 +53,7 @@ def test_the_remedy_names_the_interface() -> None:
     ("ground", "status", "words"),
     [
         (two(GLOO_SOCKET_IFNAME="eth1"), "PASS", "the network of the head node"),
+        (two(GLOO_SOCKET_IFNAME="$NCCL_SOCKET_IFNAME"), "PASS", "filled in on each node"),
         (two(GLOO_SOCKET_IFNAME="eth"), "FAIL", "no interface eth is up"),
         (two(GLOO_SOCKET_IFNAME="=eth1"), "FAIL", "= included"),
         (two(GLOO_SOCKET_IFNAME="^docker0"), "FAIL", "^ included"),

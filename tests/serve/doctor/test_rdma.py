@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serve.doctor.made import TWO_NODES, MadeMachine, adapter, check_of
+from tests.serve.doctor.made import H200, TWO_NODES, MadeMachine, adapter, check_of
 from truecast.serve.doctor.ground import Ground
 from truecast.serve.doctor.rdma import CHECKS
 from truecast.serve.machine import Limits
@@ -32,6 +32,8 @@ def two(machine: MadeMachine, **environment: str) -> Ground:
         (two(MadeMachine(hcas=TEN), NCCL_IB_HCA="^mlx5_10"), "PASS", ""),
         (two(MadeMachine(hcas=TEN), NCCL_IB_HCA="mlx5"), "PASS", ""),
         (two(MadeMachine(hcas=()), NCCL_IB_HCA="mlx5"), "WARN", "there are: none"),
+        (two(MadeMachine(hcas=(), devices=(H200,))), "WARN", "goes over TCP"),
+        (two(MadeMachine(hcas=())), "SKIP", "no node that serves"),
         (two(MadeMachine(hcas=IB), NCCL_IB_DISABLE="1"), "WARN", "over TCP"),
         (two(MadeMachine(hcas=(IB[0], ROCE[1]))), "WARN", "Ethernet and InfiniBand"),
         (two(MadeMachine(hcas=(IB[0], ROCE[1])), NCCL_IB_HCA="=mlx5_0"), "PASS", ""),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.nodes import alone, elsewhere, head_of, local
+from truecast.serve.doctor.nodes import alone, elsewhere, head_of, local, placeholder
 from truecast.serve.machine import Interface, Machine
 
 NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
@@ -76,6 +76,8 @@ def _nccl(ground: Ground) -> Verdict:
         return skipped(why)
     machine: Machine = ground.machine
     text = ground.environment.get(NCCL)
+    if text and placeholder(text):
+        return passed(f"{NCCL} is filled in on each node, by {text[:40]}...")
     interfaces = _up(machine)
     taken = nccl_takes(interfaces, text)
     told = f"{NCCL}={text}" if text else f"{NCCL} is not set"
@@ -93,6 +95,8 @@ def _gloo(ground: Ground) -> Verdict:
     text = ground.environment.get(GLOO)
     if not text:
         return _gloo_by_name(ground, machine)
+    if placeholder(text):
+        return passed(f"{GLOO} is filled in on each node, by {text[:40]}...")
     if text[0] in "^=":
         return failed(
             f"{GLOO}={text}: Gloo looks for an interface of just that name, {text[0]} included", _name_it(ground, GLOO)

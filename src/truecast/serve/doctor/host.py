@@ -84,6 +84,8 @@ def _storage(ground: Ground) -> Verdict:
     if found is None:
         return unknown(f"the file system of {folder} cannot be told", "compare df -T on each node")
     room = f", {memory / 1e9:,.0f} GB of memory" if memory is not None else ""
+    held = machine.cached(sorted(folder.glob("*.safetensors")))
+    room += "" if held is None else f", {held:.0%} of it in the page cache now"
     said = f"{size / 1e9:,.0f} GB on {found.kind}, mounted at {found.mount}{room}"
     if found.in_memory:
         return warned(

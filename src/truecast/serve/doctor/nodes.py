@@ -6,6 +6,7 @@ import ipaddress
 import urllib.parse
 from dataclasses import dataclass
 
+from truecast.serve.doctor import setting
 from truecast.serve.doctor.ground import Ground
 from truecast.serve.machine import Machine
 
@@ -86,11 +87,9 @@ def local(address: str) -> bool:
 def place(ground: Ground, module: str, text: str) -> str:
     """File and line of a piece of SGLang's source, such as ``sglang/srt/utils/network.py:360``; the file where it is not
     found, or no SGLang is given."""
-    file = f"{module.replace('.', '/')}.py"
-    if ground.installation is None:
-        return file
-    try:
-        before, found, _ = ground.installation.sources(module).partition(text)
-    except LookupError:
-        return file
-    return f"{file}:{before.count(chr(10)) + 1}" if found else file
+    if ground.installation is not None:
+        try:
+            return setting.place(ground.installation, module, text)
+        except LookupError:
+            pass
+    return f"{module.replace('.', '/')}.py"

@@ -36,6 +36,8 @@ def _adapters(ground: Ground) -> Verdict:
     adapters, text = machine.adapters(), ground.environment.get(HCA, "")
     if ground.environment.get("NCCL_IB_DISABLE") == "1":
         return warned(f"NCCL_IB_DISABLE=1, adapters: {_listed(adapters)}; NCCL goes over TCP", "unset NCCL_IB_DISABLE")
+    if not adapters and not text and machine.gpus() is None:
+        return skipped("neither a GPU nor an RDMA adapter here: this is no node that serves")
     used = taken(ground)
     if not used:
         told = f"{HCA}={text}; " if text else ""

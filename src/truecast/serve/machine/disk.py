@@ -76,6 +76,30 @@ def read_rate(files: Sequence[Path]) -> ReadRate | None:
     return ReadRate(done, seconds, f"{len({p for p, _ in blocks})} files, {READERS} threads, {past}")
 
 
+def cached(files: Sequence[Path]) -> float | None:
+    """Share of these files that the page cache holds, from samples; nothing is read from a disk.
+
+    None where there is nothing to sample, or the file system cannot tell.
+    """
+    places = [(path, offset) for path, offset in _spread([path for path in files if _stored(path)])]
+    if not places:
+        return None
+    found = [_in_cache(path, offset) for path, offset in places]
+    return None if None in found else sum(map(bool, found)) / len(found)
+
+
+def _in_cache(path: Path, offset: int) -> bool | None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:  # it would have to be fetched
+        return False
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+
+
 def _stored(path: Path) -> bool:
     try:
         found = path.stat()

@@ -161,6 +161,9 @@ class Machine(Protocol):
     def read_rate(self, files: Sequence[Path]) -> ReadRate | None:
         """How fast these files are read from where they lie, not from memory; None where that cannot be told."""
 
+    def cached(self, files: Sequence[Path]) -> float | None:
+        """Share of these files that lies in memory already, 0 to 1; None where that cannot be told."""
+
     def clock(self) -> Clock | None:
         """Is the clock kept in step with others?"""
 

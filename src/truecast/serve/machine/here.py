@@ -65,6 +65,10 @@ class ThisMachine:
         """See :func:`truecast.serve.machine.disk.read_rate`."""
         return disk.read_rate(files)
 
+    def cached(self, files: Sequence[Path]) -> float | None:
+        """See :func:`truecast.serve.machine.disk.cached`."""
+        return disk.cached(files)
+
     def clock(self) -> Clock | None:
         """See :func:`truecast.serve.machine.node.clock`."""
         return node.clock()
