@@ -29,17 +29,20 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--print", action="store_true", help="print environment and command; nothing is started (default)")
     way.add_argument(
-        "--run", choices=("ssh", "slurm"), help="start the nodes of --nodes-file and stay until Ctrl-C, or submit a job"
+        "--run",
+        dest="by",
+        choices=("ssh", "slurm"),
+        help="start the nodes of --nodes-file and stay until Ctrl-C, or submit a job",
     )
 
 
 def check_run_arguments(args: argparse.Namespace, nodes: int) -> Sequence[Node]:
     """The nodes that ``--run ssh`` starts. Raises: UsageError for options that do not go together."""
-    if args.run == "ssh" and args.nodes_file is None:
+    if args.by == "ssh" and args.nodes_file is None:
         raise UsageError("--run ssh starts the hosts of a file", fix="name it with --nodes-file")
-    if args.run != "ssh" and args.nodes_file is not None:
+    if args.by != "ssh" and args.nodes_file is not None:
         raise UsageError("--nodes-file is for --run ssh", fix="leave it out, or add --run ssh")
-    if args.run == "slurm" and args.out is None:
+    if args.by == "slurm" and args.out is None:
         raise UsageError("--run slurm submits a file of a folder that the nodes see", fix="name it with --out")
     return read_nodes(args.nodes_file, nodes) if args.nodes_file is not None else ()
 
@@ -51,7 +54,7 @@ def write(args: argparse.Namespace, plan: LaunchPlan) -> list[Path]:
 
 def start(args: argparse.Namespace, plan: LaunchPlan, nodes: Sequence[Node], ready: Ready) -> int:
     """Start the launch as ``--run`` says. Returns 1 where it ended by itself, 0 on SIGTERM or for a job that serves."""
-    if args.run == "ssh":
+    if args.by == "ssh":
         return _ssh(args, plan, nodes, ready)
     return _slurm(args, plan, ready)
 

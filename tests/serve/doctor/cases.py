@@ -179,6 +179,19 @@ CASES: dict[str, Case] = {
     ),
     "reasoning.parsers": _words("--reasoning-parser qwen3", "--reasoning-parser kimi_k3 --tool-call-parser kimi_k3"),
     "reasoning.room": _words("--context-length 600", "--context-length 8192"),
+    "reasoning.skipped-thinking": Case(
+        lambda w: ground(
+            w.site().edited("sglang.srt.parser.reasoning_parser", "_skipped_think_channel", "_gone")
+            if w.version != "0.5.17"
+            else w.site(),
+            model=w.k3,
+        ),
+        lambda w: ground(replace(w, version="0.5.20").site(), model=w.k3),
+        "WARN",
+    ),
+    "moe.w4afp8-dtype": Case(
+        lambda w: ground(arguments="--dtype half", model=w.w4afp8()), lambda w: ground(arguments="", model=w.w4afp8())
+    ),
     "moe.backend": _words("--tp-size 32", EP),
     "moe.activation": _words("--moe-runner-backend humming", EP),
     "moe.w4afp8-all-to-all": Case(

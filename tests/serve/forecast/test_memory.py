@@ -114,3 +114,14 @@ def test_senseless_sizes_are_refused(k3: StoredModel, bad: dict[str, Any]) -> No
 def test_sglangs_own_fraction() -> None:
     assert mem_fraction(GPUS["h200"], 32, prefill_tokens=8192, graph_batch=512) == 0.865
     assert mem_fraction(GPUS["gh200"], 32, prefill_tokens=4096, graph_batch=64) == 0.873
+
+
+def test_sglang_keeps_more_for_images(k3: StoredModel) -> None:
+    """Kimi-K3 names its layers vt_num_hidden_layers, which SGLang's rule does not look for: the default size counts."""
+
+    def with_vision(**vision: object) -> float:
+        return mem_fraction(GPUS["h200"], 32, prefill_tokens=8192, graph_batch=512, vision=vision)
+
+    assert with_vision(vt_num_hidden_layers=27) == pytest.approx(0.865 * 0.95)
+    assert with_vision(num_hidden_layers=48, hidden_size=1024) == pytest.approx(0.865 * 0.95 * 0.9)
+    assert with_vision(num_hidden_layers=480, hidden_size=4096) == pytest.approx(0.865 * 0.95 * 0.8)

@@ -87,7 +87,7 @@ def test_the_nvfp4_card_on_two_nodes_of_b200(launch: Launch, version: str) -> No
     assert (arguments["--tp-size"], arguments["--nnodes"]) == ("16", "2")
     assert arguments["--moe-runner-backend"] == "marlin"
     assert any("plug-in, required: situ-nvfp4" in note for note in plan.notes)
-    assert float(environment["SGLANG_UNBALANCED_MODEL_LOADING_TIMEOUT_S"].value or 0) > 1653  # s at 1 GB/s
+    assert float(environment["SGLANG_UNBALANCED_MODEL_LOADING_TIMEOUT_S"].value or 0) >= 1800
     assert arguments["--dist-timeout"] == "3600"
     assert "--dcp-size" not in arguments
     assert environment["SGLANG_HOST_IP"].shell

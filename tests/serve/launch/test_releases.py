@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.engines.conftest import SGLANG_VERSIONS, wheel_file
 from tests.serve.launch.conftest import DSPARK, Launch
 from truecast.errors import InputError, UsageError
 from truecast.serve.installed import Installation, find_installation, flags
+from truecast.serve.launch.experts import SITU_ON_TRTLLM
 from truecast.serve.launch.parsers import PARSERS
 from truecast.serve.launch.versions import SINCE, version_numbers
 
@@ -66,6 +68,20 @@ def test_parsers_are_registered(unpacked: dict[str, Installation], version: str)
     tools = (root / "function_call" / "function_call_parser.py").read_text()
     for first, second in PARSERS.values():
         assert f'"{first}":' in reasoning and f'"{second}":' in tools
+
+
+@pytest.mark.parametrize("version", SGLANG_VERSIONS)
+def test_situ_reaches_the_fp4_fast_path_where_it_is_said_to(version: str) -> None:
+    with zipfile.ZipFile(wheel_file("sglang", version)) as wheel:
+        method = wheel.read("sglang/srt/layers/quantization/modelopt_quant.py").decode()
+        runner = wheel.read("sglang/srt/layers/moe/moe_runner/flashinfer_trtllm.py").decode()
+    supported = re.search(r"_SUPPORTED_FP4_ACTIVATIONS = (\{.*?\})", runner)
+    assert supported is not None
+    passes = (
+        re.search(r'activation == "situ"\s+and \(?\s*moe_runner_backend\.is_flashinfer_trtllm\(\)', method) is not None
+    )
+    reaches = passes and '"situ"' in supported[1]
+    assert reaches == (version_numbers(version) >= SITU_ON_TRTLLM)
 
 
 def test_an_installation_says_its_version_and_its_flags(

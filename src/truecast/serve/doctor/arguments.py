@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 from truecast.engines.sglang.fix import Fix
 from truecast.engines.sglang.fixes import FIXES
@@ -10,7 +11,7 @@ from truecast.serve.doctor.faults import plugin_state
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, warned
 from truecast.serve.doctor.ground import Ground
 from truecast.serve.doctor.setting import no_sglang
-from truecast.serve.installed import flags, variables
+from truecast.serve.installed import Installation, flags, variables
 
 SINCE = {"--speculative-draft-kv-cache-dtype": "0.5.18"}
 """Arguments that came with a version after 0.5.17."""
@@ -22,6 +23,8 @@ PATCH_ONLY = {
 }
 """Variables that no released SGLang reads, by the fix of the plug-in that does."""
 _NEAR = 0.8
+_OTHER = "K3_W4_SRC2DST"
+"""The one whose name does not begin as SGLang's own do."""
 
 
 def _unknown(ground: Ground) -> Verdict | list[Verdict]:
@@ -72,11 +75,10 @@ def _patch_only(ground: Ground) -> Verdict | list[Verdict]:
     held = [name for name in PATCH_ONLY if name in ground.environment]
     if not held:
         return passed(f"none of {', '.join(PATCH_ONLY)} is set")
-    read = variables(ground.installation)
     told: list[Verdict] = []
     for name in held:
         value = f"{name}={ground.environment[name]}"
-        if name in read or _patched(ground, name):
+        if _reads(ground.installation, name):
             told.append(passed(f"{value} is read by this SGLang"))
             continue
         why = plugin_state(ground, _fix(PATCH_ONLY[name]))
@@ -92,15 +94,17 @@ def _patch_only(ground: Ground) -> Verdict | list[Verdict]:
     return told
 
 
-def _patched(ground: Ground, name: str) -> bool:
-    """Has somebody applied the published patch? ``variables`` does not see a name without SGLANG_ in front."""
-    assert ground.installation is not None
-    if name.startswith("SGL"):
-        return False
+def _reads(installation: Installation, name: str) -> bool:
+    """Does this SGLang, maybe a patched one, read the variable? The file that declares most is asked before all others."""
+    if name == _OTHER:
+        modules = ("sglang.kernels.ops.moe.ep_moe_kernels", "sglang.srt.layers.moe.cutlass_w4a8_moe")
+        return any(name in installation.sources(module) for module in modules)
     try:
-        return name in ground.installation.sources("sglang.kernels.ops.moe.ep_moe_kernels")
+        if re.search(rf"\b{re.escape(name)}\b", installation.sources("sglang.srt.environ")):
+            return True
     except LookupError:
-        return False
+        pass
+    return name in variables(installation)
 
 
 def _fix(name: str) -> Fix:
@@ -117,11 +121,11 @@ def _misspelled(ground: Ground) -> Verdict | list[Verdict]:
     ]
     if not held:
         return passed("no other variable SGLANG_* is set")
-    read = variables(ground.installation)
     told = []
     for name in held:
-        if name in read or name.replace("SGL_", "SGLANG_", 1) in read:
+        if _reads(ground.installation, name) or _reads(ground.installation, name.replace("SGL_", "SGLANG_", 1)):
             continue
+        read = variables(ground.installation)
         near = next(iter(difflib.get_close_matches(name, sorted(read), 1, _NEAR)), "")
         told.append(
             warned(

@@ -12,6 +12,7 @@ LEAST_ANSWER = 512
 PARSERS = {"kimi_k3": "kimi_k3"}
 """Reasoning and tool parser of a family."""
 K3 = "sglang.srt.models.kimi_k3"
+PARSER = "sglang.srt.parser.reasoning_parser"
 
 
 def _scales(ground: Ground) -> Verdict:
@@ -111,6 +112,24 @@ def _parsers(ground: Ground) -> Verdict:
     return passed(", ".join(f"{name} {value}" for name, value in told.items()))
 
 
+def _skipped_thinking(ground: Ground) -> Verdict:
+    """An answer without a think channel that the parser takes for thinking comes out empty."""
+    if said := no_sglang(ground):
+        return said
+    if ground.model is None or ground.model.family != "kimi_k3":
+        return skipped("asked of Kimi-K3 (--for)")
+    if ground.arguments is not None and ground.argument("--reasoning-parser") is None:
+        return skipped("no --reasoning-parser")
+    assert ground.installation is not None
+    if "def _skipped_think_channel" in ground.installation.sources(PARSER):
+        return passed(f"the parser knows it ({place(ground.installation, PARSER, 'def _skipped_think_channel')})")
+    return warned(
+        f"{PARSER.replace('.', '/')}.py has no _skipped_think_channel: an answer without thinking, or whose thinking is not"
+        " closed, comes out in reasoning_content with an empty content",
+        "use SGLang 0.5.20 or newer, or let clients read reasoning_content where content is empty",
+    )
+
+
 def _room(ground: Ground) -> Verdict:
     if ground.model is None or ground.arguments is None:
         return skipped("wants a checkpoint (--for) and the server's arguments")
@@ -152,6 +171,12 @@ CHECKS = (
         "thinking and tool calls are told from the answer",
         _parsers,
         ("sglang/srt/parser/reasoning_parser.py", "sgl-project/sglang#33995, #23341"),
+    ),
+    Check(
+        "reasoning.skipped-thinking",
+        "an answer without thinking is not taken for thinking",
+        _skipped_thinking,
+        ("sgl-project/sglang#33995, #32567", "sglang/srt/parser/reasoning_parser.py of 0.5.17 and 0.5.20"),
     ),
     Check(
         "reasoning.room",

@@ -82,6 +82,21 @@ def _deepep(ground: Ground) -> Verdict:
     )
 
 
+def _dtype(ground: Ground) -> Verdict:
+    if ground.model is None or ground.arguments is None:
+        return skipped("wants a checkpoint (--for) and the server's arguments")
+    if ground.model.format != "w4afp8":
+        return skipped(f"asked of W4AFP8, and the format is {ground.model.format}")
+    stored = ground.model.text.get("dtype", ground.model.text.get("torch_dtype", "bfloat16"))
+    asked = ground.argument("--dtype") or "auto"
+    if asked in ("half", "float16") or (asked == "auto" and stored == "float16"):
+        return failed(
+            f"--dtype {asked}, dtype {stored} in config.json: W4AFP8's kernel gives BF16, FP16 overflows to NaN",
+            "set --dtype bfloat16",
+        )
+    return passed(f"--dtype {asked}, dtype {stored} in config.json")
+
+
 def _fp4_path(ground: Ground) -> Verdict:
     if said := no_sglang(ground):
         return said
@@ -198,6 +213,12 @@ CHECKS = (
         "W4AFP8's activation scales suit the all-to-all backend",
         _deepep,
         ("sglang/srt/layers/moe/cutlass_w4a8_moe.py", "sgl-project/sglang#39582"),
+    ),
+    Check(
+        "moe.w4afp8-dtype",
+        "W4AFP8 computes in BF16",
+        _dtype,
+        ("sglang/srt/layers/quantization/w4afp8.py, get_supported_act_dtypes", "sgl-project/sglang#8493, #9918"),
     ),
     Check(
         "nvfp4.fp4-path",

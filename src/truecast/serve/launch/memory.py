@@ -55,7 +55,7 @@ def fitted(case: Case) -> tuple[Case, float, MemoryFit]:
 
 def fit_at(case: Case, share: float) -> MemoryFit:
     """Bytes on each GPU with that share of memory for weights, states and KV cache."""
-    split = case.split
+    split, (draft, draft_kv) = case.split, speculation.draft_memory(case)
     return memory_fit(
         case.model, case.gpu, split.tp, split.ep, mem_fraction=share,
         kv_bytes=attention.kv_bytes(case),
@@ -64,7 +64,8 @@ def fit_at(case: Case, share: float) -> MemoryFit:
         requests=case.streams,
         window=speculation.block(case) + 1 if case.draft else 0,
         replay=bool(case.draft),
-        draft_bytes=-(-case.draft.bytes // split.tp) if case.draft else 0,
+        draft_bytes=draft,
+        draft_kv_bytes=draft_kv,
         prefill_tokens=PREFILL_CHUNK if case.streams else 8192,
         graph_batch=case.streams or 256,
     )  # fmt: skip
@@ -95,13 +96,15 @@ def request_settings(case: Case) -> list[Setting]:
         few += f"; {most} would have no room for {TOKENS_A_STREAM:,} tokens each"
     found = [
         Setting(
-            "--disable-radix-cache", None, f"prompts share little, and states of KDA are costly to keep ({CARD_003})"
+            "--disable-radix-cache",
+            None,
+            f"as that deployment ran; take it out where prompts share long beginnings ({CARD_003})",
         ),
         Setting("--max-running-requests", str(count), few),
         Setting("--cuda-graph-max-bs-decode", str(count), "every number of running requests has its CUDA graph"),
     ]
     if case.model.request is not None and case.model.request.state_elements:
-        why = f"{SLOTS_A_STREAM} slots of KDA state for each of {count} requests, SGLang's own ratio ({CARD_003})"
+        why = f"{SLOTS_A_STREAM} slots of KDA state a request, SGLang's base ratio; without radix cache one would do ({CARD_003})"
         found.append(Setting("--max-mamba-cache-size", str(slots), why))
     return [
         *found,
@@ -109,7 +112,7 @@ def request_settings(case: Case) -> list[Setting]:
         Setting(
             "--max-prefill-tokens",
             str(PREFILL_LIMIT),
-            f"two chunks, so that prefill does not starve decode ({CARD_003})",
+            f"two chunks in a step at most ({CARD_003})",
         ),
     ]
 

@@ -118,7 +118,7 @@ main() {{
   {{ cat <&3 >/dev/null; end "$node"; }} >/dev/null 2>&1 &
   lifeline=$!
   {watch}
-  wait "$node"
+  {{ wait "$node"; }} 2>/dev/null # says nothing of its own about the signal that ended it
   code=$?
   kill -KILL -- $(jobs -p | sed s/^/-/) 2>/dev/null
   end "$node"

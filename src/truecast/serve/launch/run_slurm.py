@@ -33,7 +33,7 @@ def submit(folder: Path) -> str:
     """``sbatch job.slurm`` in its folder. Returns the job's number. Raises: UsageError with what sbatch said."""
     done = _slurm(["sbatch", "--parsable", "job.slurm"], folder)
     if done.returncode:
-        raise UsageError(f"sbatch refused: {done.stderr.strip()}", where=str(folder / "job.slurm"))
+        raise UsageError(f"sbatch refused: {' '.join(done.stderr.split())}", where=str(folder / "job.slurm"))
     return done.stdout.strip().partition(";")[0]
 
 

@@ -124,9 +124,9 @@ def needs_sm90a(plan: LaunchPlan) -> bool:
 
 
 def repository(place: str) -> tuple[str, str | None] | None:
-    """Repository and revision of the Hub, of ``hf://owner/name@revision`` or ``owner/name``; None for a whole path or URL.
+    """Repository and revision on the Hub; None for a whole path or another URL.
 
-    A relative path looks like a repository: see :func:`checkpoint`.
+    ``hf://owner/name@revision`` or ``owner/name``. A relative path looks like a repository: see :func:`checkpoint`.
     """
     name, _, revision = place.removeprefix("hf://").partition("@")
     if name.startswith("/") or name.count("/") != 1 or ":" in name:
