@@ -118,9 +118,9 @@ def request(method: str, url: str, body: bytes | None, headers: dict[str, str], 
     end = time.monotonic() + seconds
     try:
         connection.connect()
-        with _cut_off(connection.sock, end - time.monotonic()):
+        with _cut_off(connection.sock, end - time.monotonic()), contextlib.ExitStack() as held:
             connection.request(method, target, body, headers)
-            response = connection.getresponse()
+            response = held.enter_context(connection.getresponse())  # has the socket where the server will close it
             raw = bytearray()
             while piece := response.read1(_PIECE):
                 raw += piece
