@@ -193,6 +193,11 @@ def empty_content(e: Exchange) -> None:
     e.edit(change)
 
 
+def answer_swallowed(e: Exchange) -> None:
+    if _is_question(e):
+        e.edit(lambda document: document["choices"][0]["message"].update(content=None))
+
+
 def wrong_sums(e: Exchange) -> None:
     def last(chunks: list[dict[str, Any]]) -> None:
         next(c for c in chunks[::-1] if _content(c))["choices"][0]["delta"]["content"] = "2"
@@ -298,6 +303,13 @@ def calls_only_whole(e: Exchange) -> None:
     e.edit_events(
         lambda chunks: [c["choices"][0]["delta"].pop("tool_calls", None) for c in chunks if c["choices"]] and None
     )
+
+
+def text_dropped_beside_tools(e: Exchange) -> None:
+    if e.asked.get("tools"):
+        e.edit_events(
+            lambda chunks: [c["choices"][0]["delta"].pop("content", None) for c in chunks if c["choices"]] and None
+        )
 
 
 def call_says_stop(e: Exchange) -> None:
