@@ -24,16 +24,19 @@ from truecast.engines.sglang.fixes import marlin_ep_tile, marlin_repeatable
 EXPERTS, K, N = 896, 3584, 192
 TOKENS = (8, 150, 512, 4096)
 CALLS = 12
+FP4 = "sglang.srt.layers.quantization.marlin_utils_fp4"
 
 
 def nvfp4(layer: dict[str, Any], device: str) -> dict[str, Any]:
-    """The same codes with scales of 16 values, 2**-1 to 2**2, and one global scale an expert."""
+    """The same codes with scales of 16 values, 2**-1 to 2**2, and one global scale an expert, by SGLang's preparation."""
+    prepare = importlib.import_module(FP4)
     out = {name: tensor for name, tensor in layer.items() if "bias" not in name}
     for name in ("w1", "w2"):
         experts, groups, columns = layer[f"{name}_scale"].shape
-        raw = torch.randint(0x58, 0x60, (experts, 2 * groups, columns), dtype=torch.uint8, device=device)
-        out[f"{name}_scale"] = raw.view(torch.float8_e4m3fn)
-        out[f"{name}_global_scale"] = torch.full((experts,), 2.0**-6, dtype=torch.bfloat16, device=device)
+        scales = torch.exp2(torch.randint(-1, 3, (experts * 2 * groups, columns), device=device)).bfloat16()
+        out[f"{name}_scale"] = prepare.nvfp4_marlin_process_scales(scales).reshape(experts, 2 * groups, columns)
+        single = torch.full((experts,), 2.0**-6, dtype=torch.bfloat16, device=device)
+        out[f"{name}_global_scale"] = prepare.nvfp4_marlin_process_global_scale(single)
     return out
 
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "models": {"formats", "checkpoint", "layouts", "families"},
     "audit": {"formats", "checkpoint", "layouts", "families", "models"},
     "engines": {"formats"},
-    "serve": {"checkpoint", "layouts", "families", "models"},
+    "serve": {"checkpoint", "layouts", "families", "models", "engines"},
     "report": set(),
     "cli": {
         "formats",

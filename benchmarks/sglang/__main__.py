@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import truecast
-from benchmarks.sglang import checkpoints
+from benchmarks.sglang import checkpoints, loading
 from benchmarks.sglang.client import Prompts, Scores, ServerError, score, wait
 from benchmarks.sglang.compare import Outcome, fix_states, reason, row, table
 from benchmarks.sglang.reference import KINDS
@@ -65,7 +65,7 @@ def environment(run: Run, site: Path, work: Path, jit: Path | None) -> dict[str,
     out |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
     out |= {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "FLASHINFER_WORKSPACE_BASE": str(work)}
     out |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-    out["SGLANG_K3_AR_FUSION"] = "0"
+    out |= {"SGLANG_K3_AR_FUSION": "0", "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false"}
     if jit is not None:
         out["TVM_FFI_CACHE_DIR"] = str(jit)
     if run.plugin is not None:
@@ -100,6 +100,7 @@ class Server(threading.Thread):
         try:
             wait(base, lambda: process.poll() is None, deadline)
             out.ready_seconds = time.time() - start
+            out.read_calls = loading.read_calls(process.pid)
             draft = out.run.draft
             out.scores = score(base, self.asked, vocabulary, deadline, draft=draft, full=False)
             out.again = score(base, self.asked, vocabulary, deadline, draft=draft, full=False)
@@ -206,6 +207,7 @@ def report(
             (work / f"scores-{outcome.run.name}.json").write_text(json.dumps({**outcome.scores.document(), "full": []}))
     print(json.dumps({"rows": rows}))
     print(table(rows))
+    print(loading.table(rows))
     return int(any(not r.get("failed_as_it_must", not r["error"]) for r in rows))
 
 

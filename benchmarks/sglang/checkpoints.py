@@ -12,7 +12,11 @@ from benchmarks.sglang import draft, subnormal
 CALIBRATED_ON = 8
 """Documents that the W4AFP8 activation scales come from; none of them is scored."""
 
-MOVED = {"nvfp4-subnormal": subnormal.SMALLEST, "nvfp4-globals": subnormal.SMALLEST_NORMAL}
+MOVED = {
+    "nvfp4-subnormal": subnormal.SMALLEST,
+    "nvfp4-globals": subnormal.SMALLEST_NORMAL,
+    "nvfp4-globals-high": subnormal.FEW,
+}
 """Copies of the NVFP4 checkpoint with other block and global scales: how far down."""
 
 

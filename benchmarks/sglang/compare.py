@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.sglang import loading
 from benchmarks.sglang.client import Scores
 from benchmarks.sglang.runs import Run
 from truecast.engines.sglang.fixes import FIXES
@@ -19,7 +20,7 @@ STATES = ("applied", "not needed", "stock is right", "unknown version", "unavail
 
 @dataclass
 class Outcome:
-    """What one server did. ``error``: why there are no scores."""
+    """What one server did. ``error``: why there are no scores. ``read_calls``: :func:`.loading.read_calls` when ready."""
 
     run: Run
     ready_seconds: float | None = None
@@ -28,6 +29,7 @@ class Outcome:
     error: str = ""
     log: str = ""
     fixes: dict[str, str] = field(default_factory=dict)
+    read_calls: dict[str, int] = field(default_factory=dict)
 
 
 def fix_states(log: str, names: Sequence[str] = tuple(fix.name for fix in FIXES)) -> dict[str, str]:
@@ -98,6 +100,8 @@ def row(
         "ready_s": outcome.ready_seconds,
         "fixes": outcome.fixes,
         "error": outcome.error,
+        "read_calls": outcome.read_calls,
+        "load_filter": loading.filtered(outcome.log),
     }
     if run.must_fail:
         out["failed_as_it_must"] = bool(scores is None and re.search(run.must_fail, outcome.log))

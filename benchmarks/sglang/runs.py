@@ -29,6 +29,8 @@ PAGED = ("--attention-backend", "flashinfer", "--flashinfer-mla-disable-ragged")
 """Prefill by flashinfer's paged kernel, which reads the pool."""
 CHUNKED = ("--chunked-prefill-size", "128")
 """So few routes a step (four experts a token) that SGLang deals them to tiles in their own order."""
+EP2 = ("--tp-size", "2", "--ep-size", "2")
+"""Two GPUs: attention and dense layers split by heads and columns, each GPU with half of the experts."""
 AS_DEALT = {"TRUECAST_SGLANG_STABLE_ORDER": "0"}
 GAMMA = 3
 """Tokens that the draft model proposes a step."""
@@ -74,6 +76,7 @@ RUNS = (
     Run("nvfp4-atomic", "nvfp4", "mxfp4", environment={"TRUECAST_SGLANG_ATOMIC_ADD": "1"}),
     Run("nvfp4-off", "nvfp4", "mxfp4", plugin="off", must_fail="activation='situ' not in supported"),
     Run("nvfp4-globals", "nvfp4-globals", "mxfp4", same_as="mxfp4"),
+    Run("nvfp4-globals-high", "nvfp4-globals-high", "mxfp4", same_as="mxfp4"),
     Run("nvfp4-subnormal", "nvfp4-subnormal", "mxfp4", must_fail="that Marlin cannot hold"),
     Run("nvfp4-subnormal-unchecked", "nvfp4-subnormal", "mxfp4", plugin="situ-nvfp4,marlin-repeatable"),
     Run("w4afp8", "w4afp8", "w4afp8", TRITON),
@@ -85,6 +88,17 @@ RUNS = (
         "w4afp8-fp8-attention",
         (*TRITON, "--fp8-gemm-backend", "triton"),
     ),
+    Run("mxfp4-ep2", "mxfp4", "mxfp4", (*TRITON, *MARLIN, *EP2)),
+    Run(
+        "mxfp4-ep2-unfiltered",
+        "mxfp4",
+        "mxfp4",
+        (*TRITON, *MARLIN, *EP2, "--weight-loader-disable-mmap"),  # what is read through a map is not counted
+        environment={"SGLANG_EXPERT_LOAD_FILTER": "off"},
+        same_as="mxfp4-ep2",
+    ),
+    Run("nvfp4-ep2", "nvfp4", "mxfp4", (*TRITON, *MARLIN, *EP2), same_as="mxfp4-ep2"),
+    Run("w4afp8-ep2", "w4afp8", "w4afp8", (*TRITON, *EP2)),
     Run("mxfp4-flashinfer", "mxfp4", "mxfp4", (*PAGED, *MARLIN)),
     Run("fp8-kv", "mxfp4", "fp8-kv", (*PAGED, *MARLIN, *FP8_KV, *CHUNKED), plugin="fp8-kv-gather"),
     Run("fp8-kv-off", "mxfp4", "fp8-kv", (*PAGED, *MARLIN, *FP8_KV, *CHUNKED), plugin="off", same_as="fp8-kv"),
@@ -114,6 +128,8 @@ GROUPS = {
     ),
     "scales": ("mxfp4", "nvfp4-globals", "nvfp4-subnormal", "nvfp4-subnormal-unchecked"),
     "cache": ("mxfp4", "mxfp4-flashinfer", "fp8-kv", "fp8-kv-off", "fp8-kv-triton", "w4afp8-fp8-attention"),
+    "ep": ("mxfp4", "mxfp4-ep2", "mxfp4-ep2-unfiltered", "nvfp4-ep2", "w4afp8-ep2"),
+    "last": ("mxfp4", "w4afp8", "w4afp8-fp8-attention", "nvfp4", "nvfp4-globals", "nvfp4-globals-high"),
     "drafts": ("mxfp4", "dspark", "dspark-window"),
     "second": (
         *("mxfp4", "nvfp4", "mxfp4-chunked", "nvfp4-chunked"),

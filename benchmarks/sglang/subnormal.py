@@ -1,4 +1,4 @@
-"""The same weights with E4M3 block scales moved down, into the subnormals or to the last normal ones.
+"""The same weights with E4M3 block scales moved down: into the subnormals, to the last normal ones, or by 0 to 2 binades.
 
 An NVFP4 weight is code x block scale x global scale. nano-K3's block scales are powers of two within four binades, so 2^s can
 be taken from all block scales of a matrix and given to its global scale, and no weight changes. s differs by layer, by expert
@@ -19,12 +19,15 @@ from safetensors.torch import load_file, save_file
 
 SMALLEST = 2.0**-9
 SMALLEST_NORMAL = 2.0**-6
+FEW = 0.0
+"""For ``down_to``: no further than the 0 to 2 binades by which the global scales differ."""
 EXPERT = re.compile(r"layers\.(\d+)\..*experts\.(\d+)\.(w1|w2|w3)\.weight_scale$")
 
 
 def exponent(layer: int, expert: int, projection: str, least: float, down_to: float) -> int:
-    """s for a matrix whose smallest block scale is ``least``: as far as ``down_to``, less 0 to 2."""
-    return int(math.log2(least / down_to)) - (layer + expert + (projection == "w2")) % 3
+    """s for a matrix whose smallest block scale is ``least``: as far as ``down_to``, less 0 to 2; or these alone."""
+    differs = (layer + expert + (projection == "w2")) % 3
+    return differs if down_to == FEW else int(math.log2(least / down_to)) - differs
 
 
 def shift(tensors: Mapping[str, torch.Tensor], down_to: float = SMALLEST) -> tuple[dict[str, torch.Tensor], int, int]:

@@ -15,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.sglang import __main__ as harness
-from benchmarks.sglang import draft, subnormal
+from benchmarks.sglang import draft, loading, subnormal
 from benchmarks.sglang.client import Prompts, Scores
 from benchmarks.sglang.compare import Outcome, distance, divergence, fix_states, reason, row, table
 from benchmarks.sglang.runs import GAMMA, GROUPS, RUNS, Run, chosen
+from truecast.engines.sglang.expert_shards import Reading
 from truecast.engines.sglang.fixes import FIXES
+from truecast.engines.sglang.fixes.expert_load_filter import report
 from truecast.engines.sglang.situation import Situation
 from truecast.engines.sglang.start import Outcome as Decided
 from truecast.engines.sglang.start import State
@@ -112,6 +114,40 @@ def test_states_are_read_from_the_plug_ins_own_table() -> None:
     assert fix_states(log) == {o.fix.name: o.state.value for o in decided}
 
 
+def test_what_each_rank_read(tmp_path: Path) -> None:
+    """The filter's own line behind SGLang's prefix; and the kernel's count, of this session's schedulers alone."""
+    mine = Reading(lambda number: True)
+    mine.count(1_234_500_000, 20_000_000, 40_000_000)
+    log = f"noise\n[2026-11-30 03:49:07 TP1 EP1] {report(mine)}\n[2026-11-30 03:49:07 TP0 EP0] Load weight begin."
+    told = loading.filtered(log)
+    assert told == {"TP1": {"read": 1234.5, "skipped": 20.0, "percent": 50.0, "experts": 40.0}}
+    for number, (title, session) in enumerate(
+        [("sglang::scheduler_TP0_EP0", 7), ("sglang::scheduler_TP1_EP1", 7), ("sglang::detokenizer", 7),
+         ("sglang::scheduler_TP0_EP0", 8)], 100
+    ):  # fmt: skip
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "cmdline").write_bytes(title.encode() + b"\0\0")
+        (folder / "stat").write_text(f"{number} (a ) b) S 1 {number} {session} 0")
+        (folder / "io").write_text(f"rchar: {number * 10**6}\nwchar: 5\n")
+    (tmp_path / "200").mkdir()  # ended meanwhile
+    calls = loading.read_calls(7, tmp_path)
+    assert calls == {"TP0": 100 * 10**6, "TP1": 101 * 10**6}
+    shown = loading.table(
+        [{"run": "ep", "read_calls": calls, "load_filter": told}, {"run": "one", "read_calls": {"TP0": 1}}]
+    )
+    assert "| ep | TP1 | 1,234.5 | 20.0 | 50.00 % | 101.0 |" in shown and "| ep | TP0 | - | - | - | 100.0 |" in shown
+    assert "one" not in shown and loading.table([{"run": "one"}]) == ""
+
+
+def test_servers_over_two_gpus_keep_multicast_off(tmp_path: Path) -> None:
+    for run in chosen("ep"):
+        env = harness.environment(run, Path("/site"), tmp_path, None)
+        off = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+        assert off.items() <= env.items() and env["SGLANG_K3_AR_FUSION"] == "0"
+        line = harness.command(run, {"mxfp4": tmp_path, "draft": tmp_path, run.checkpoint: tmp_path}, 1000)
+        assert "--disable-custom-all-reduce" in line and ("--ep-size" in line) == ("ep2" in run.name)
+
+
 def test_reason() -> None:
     assert reason("a\nAssertionError: b\nc") == "AssertionError: b"
     assert reason("[2026-11-30 04:13:17] x.Y.CudaError: d") == "[2026-11-30 04:13:17] x.Y.CudaError: d"
@@ -170,7 +206,7 @@ def test_prompts(tmp_path: Path) -> None:
     st.lists(st.sampled_from([64.0, 128.0, 256.0]), min_size=4, max_size=4),
     st.integers(0, 9),
     st.integers(0, 40),
-    st.sampled_from([subnormal.SMALLEST, subnormal.SMALLEST_NORMAL]),
+    st.sampled_from([subnormal.SMALLEST, subnormal.SMALLEST_NORMAL, subnormal.FEW]),
 )
 def test_moved_scales_leave_the_weights(scales: list[float], layer: int, expert: int, down_to: float) -> None:
     tensors = {}
@@ -184,7 +220,9 @@ def test_moved_scales_leave_the_weights(scales: list[float], layer: int, expert:
         if name.endswith("weight_scale"):
             assert torch.equal(scale.float() * tensors[name + "_2"], out[name].float() * out[name + "_2"])
     stem = f"model.layers.{layer}.mlp.experts.{expert}"
-    assert out[f"{stem}.w1.weight_scale_2"] == out[f"{stem}.w3.weight_scale_2"] > tensors[f"{stem}.w1.weight_scale_2"]
+    one, before = out[f"{stem}.w1.weight_scale_2"], tensors[f"{stem}.w1.weight_scale_2"]
+    assert one == out[f"{stem}.w3.weight_scale_2"] >= before
+    assert one / before == 2.0 ** ((layer + expert) % 3) if down_to == subnormal.FEW else one > before
 
 
 def test_divergence_and_distance_by_hand() -> None:

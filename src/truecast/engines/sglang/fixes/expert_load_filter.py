@@ -130,8 +130,8 @@ def report(mine: Reading) -> str:
     experts = mine.experts - mine.skipped
     share = 100 * experts / mine.experts if mine.experts else 100.0
     return (
-        f"Expert load filter: read {mine.read / 1e9:.3f} GB, skipped {mine.skipped / 1e9:.3f} GB of other ranks' experts; "
-        f"{share:.2f} % of {mine.experts / 1e9:.3f} GB of experts read"
+        f"Expert load filter: read {mine.read / 1e6:,.1f} MB, skipped {mine.skipped / 1e6:,.1f} MB of other ranks' experts; "
+        f"{share:.2f} % of {mine.experts / 1e6:,.1f} MB of experts read"
     )
 
 
