@@ -108,6 +108,10 @@ def _render(console: Console, plan: LaunchPlan, files: Sequence[Path]) -> None:
     console.print(table("", ("setting", "why"), rows))
     console.print(f"\nSGLang {plan.version}, {plan.profile}, {_where(plan)}")
     _render_memory(console, plan)
+    time = plan.ready
+    console.print(f"ready after {time.seconds / 60:.0f} minutes ({time.low / 60:.0f} to {time.high / 60:.0f})")
+    for reason in time.reasons:
+        console.print(f"- {reason}")
     if plan.forecast is not None:
         _render_speed(console, plan.forecast)
     for note in plan.notes:

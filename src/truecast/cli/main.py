@@ -13,7 +13,20 @@ from collections.abc import Sequence
 from truecast import __version__
 from truecast.errors import RefusedError, TruecastError
 
-VERBS = ("inspect", "plan", "convert", "verify", "check", "audit", "calibrate", "corpus", "serve-reference", "launch")
+VERBS = (
+    "inspect",
+    "plan",
+    "convert",
+    "verify",
+    "check",
+    "audit",
+    "calibrate",
+    "corpus",
+    "serve-reference",
+    "doctor",
+    "launch",
+    "smoke",
+)
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
 
 INTERRUPTED = 130

@@ -303,7 +303,7 @@ def check(counts, rows, width, form, scales=1):
     counts = torch.tensor(counts, dtype=torch.int32)
     scale = torch.rand(scales) * 0.3 + 0.01
     wanted = torch.full((len(counts), rows, width), 3.0).to(kind)
-    ours = wanted.to(device)
+    ours = wanted.clone().to(device)  # (another tensor on a CPU too)
     situ_fp8_plain.quantize(x, wanted, scale, counts, form)
     some = x.to(device), ours, scale.to(device), counts.to(device), form
     situ_fp8.launch_quantize(*some)
@@ -314,7 +314,7 @@ def check(counts, rows, width, form, scales=1):
         assert (apart <= b.abs().nan_to_num(0) / 8 + 2.0**-9).all(), apart.max()
         assert (apart > 0).float().mean() < 0.03
     else:
-        assert (apart <= b.abs().nan_to_num(0) * 2e-6 + 1e-12).all(), apart.max()
+        assert (apart <= b.abs().nan_to_num(0) * 5e-6 + 1e-12).all(), apart.max()
     ones = torch.zeros(1), torch.full((1,), 9.0, device=device)
     situ_fp8_plain.dynamic_scale(x, ones[0], counts, form)
     situ_fp8.launch_dynamic_scale(x.to(device), ones[1], counts.to(device), form)

@@ -67,7 +67,7 @@ KERNELS = (
     FORMULA
     + """
 from hypothesis import given, settings, strategies as st
-from truecast.engines.sglang.kernels import stable_order
+from truecast.engines.sglang.kernels import expert_counts, stable_order
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cpu":
@@ -101,7 +101,7 @@ if device == "cuda":
     check(131_072, 64, 896, 0, 3)
 empty = torch.empty(0, dtype=torch.int32, device=device)
 stable_order.put_in_order(empty, 8, 4, empty, empty, torch.zeros(1, dtype=torch.int32, device=device))
-stable_order._TILE, stable_order._TILES, stable_order._CHUNK = 32, 4, 8  # several groups of groups
+expert_counts.TILE, expert_counts._TILES, expert_counts.CHUNK = 32, 4, 8  # several groups of groups
 check(300, 16, 7, -1, 4)
 print("in order")
 """

@@ -41,7 +41,7 @@ def test_plain_form_is_the_stable_sort(numbers: list[int], dtype: Any) -> None:
 KERNELS = """
 import torch
 from hypothesis import given, settings, strategies as st
-from truecast.engines.sglang.kernels import routing
+from truecast.engines.sglang.kernels import expert_counts, routing
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draws = 200 if device == "cuda" else 5
@@ -72,7 +72,7 @@ for form in (routing.by_comparison, lambda ids: routing.by_counting(ids, 8)):
     assert form(same[:0]).shape == (0,)
 routing.SHORT = 100
 assert torch.equal(routing.places(same, 8), torch.arange(777, dtype=torch.int32, device=device))
-routing._TILE, routing._TILES, routing._CHUNK = 32, 4, 8  # several blocks of tiles
+expert_counts.TILE, expert_counts._TILES, expert_counts.CHUNK = 32, 4, 8  # several blocks of tiles
 ids = torch.randint(-1, 7, (900,), dtype=torch.int32, device=device)
 assert torch.equal(routing.by_counting(ids, 8), routing.plain(ids, 8))
 if device == "cuda":

@@ -9,7 +9,7 @@ import pytest
 
 from truecast.errors import UsageError
 from truecast.serve.forecast import constants as c
-from truecast.serve.forecast.memory import kv_token_bytes, mem_fraction, memory_fit, slot_bytes
+from truecast.serve.forecast.memory import dspark_bytes, kv_token_bytes, mem_fraction, memory_fit, slot_bytes
 from truecast.serve.hardware import GPUS
 from truecast.serve.stored_model import StoredModel
 
@@ -25,7 +25,9 @@ def test_every_gpu_has_its_memory() -> None:
 
 def test_kv_tokens_of_the_h200_recipe(k3: StoredModel) -> None:
     """sgl-project/sglang pull request 32834: 1,940,352 tokens in BF16, the slots' share being 0.058 of the cache's."""
-    fit = memory_fit(k3, GPUS["h200"], 32, 32, mem_fraction=0.90, draft_bytes=10**9, symmetric_memory=True)
+    fit = memory_fit(
+        k3, GPUS["h200"], 32, 32, mem_fraction=0.90, draft_bytes=dspark_bytes(32)[0], symmetric_memory=True
+    )
     room = fit.parts["KV cache"] + fit.parts["recurrent states"]
     tokens = room / 1.058 / kv_token_bytes(k3, 32, 2, MLA_DRAFT)
     assert tokens == pytest.approx(1_940_352, rel=0.03)
@@ -33,9 +35,11 @@ def test_kv_tokens_of_the_h200_recipe(k3: StoredModel) -> None:
 
 
 def test_the_gh200_deployment_fits(k3: StoredModel) -> None:
+    draft, cache = dspark_bytes(32)
+    assert cache == 1280, "each rank keeps one of the draft's 16 heads"
     fit = memory_fit(
         k3, GPUS["gh200"], 32, 32, mem_fraction=0.82, kv_bytes=1, slots=192, requests=64, window=3, replay=True,
-        draft_bytes=10**9, draft_kv_bytes=1280,
+        draft_bytes=draft, draft_kv_bytes=cache,
     )  # fmt: skip
     assert fit.fits
     assert fit.kv_tokens > 524_288, "a cap that its card names for lack of a patch lies below what fits"
@@ -110,3 +114,14 @@ def test_senseless_sizes_are_refused(k3: StoredModel, bad: dict[str, Any]) -> No
 def test_sglangs_own_fraction() -> None:
     assert mem_fraction(GPUS["h200"], 32, prefill_tokens=8192, graph_batch=512) == 0.865
     assert mem_fraction(GPUS["gh200"], 32, prefill_tokens=4096, graph_batch=64) == 0.873
+
+
+def test_sglang_keeps_more_for_images(k3: StoredModel) -> None:
+    """Kimi-K3 names its layers vt_num_hidden_layers, which SGLang's rule does not look for: the default size counts."""
+
+    def with_vision(**vision: object) -> float:
+        return mem_fraction(GPUS["h200"], 32, prefill_tokens=8192, graph_batch=512, vision=vision)
+
+    assert with_vision(vt_num_hidden_layers=27) == pytest.approx(0.865 * 0.95)
+    assert with_vision(num_hidden_layers=48, hidden_size=1024) == pytest.approx(0.865 * 0.95 * 0.9)
+    assert with_vision(num_hidden_layers=480, hidden_size=4096) == pytest.approx(0.865 * 0.95 * 0.8)

@@ -12,7 +12,6 @@ from truecast.serve.doctor.catalogue import CHECKS
 from truecast.serve.doctor.finding import Check, Finding, Status, Verdict, unknown
 from truecast.serve.doctor.ground import Ground
 
-SCHEMA = "truecast.doctor/1"
 _BROKEN = (TruecastError, LookupError, SyntaxError, ValueError, OSError, RecursionError, MemoryError)
 """What files that somebody else made may bring a reader to."""
 
@@ -37,7 +36,6 @@ class Report:
     def document(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "schema": SCHEMA,
             "ok": self.ok,
             "counts": self.counts,
             "findings": [finding.document() for finding in self.findings],

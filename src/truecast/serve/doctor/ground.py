@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from truecast.errors import TruecastError
 from truecast.serve.installed import Installation
 from truecast.serve.stored_model import StoredModel
 from truecast.serve.topology import Topology
@@ -18,7 +19,8 @@ class Ground:
     ``arguments``: the server's, by main spelling with dashes (``--tp-size``), a switch with the value ``""``; None where
     they are not known. ``unknown_arguments``: what this SGLang does not take, and the nearest that it does (or ``""``).
     ``environment``: what the server would see. ``machine``: facts of this machine, asked for when needed.
-    ``server``: what a running server says of itself.
+    ``server``: what a running server says of itself. ``planned``: the arguments are those of a launch plan; where none
+    could be worked out ``plan_error`` says why.
     """
 
     installation: Installation | None = None
@@ -30,6 +32,8 @@ class Ground:
     environment: Mapping[str, str] = field(default_factory=dict)
     machine: Any = None
     server: Any = None
+    planned: bool = False
+    plan_error: TruecastError | None = None
 
     @property
     def capability(self) -> int | None:

@@ -115,12 +115,21 @@ def memory_fit(
     return fit if fit.fits else replace(fit, would_fit=tuple(_smallest(model, options)))
 
 
-def mem_fraction(gpu: Gpu, tp: int, *, prefill_tokens: int, graph_batch: int) -> float:
+def mem_fraction(
+    gpu: Gpu, tp: int, *, prefill_tokens: int, graph_batch: int, vision: Mapping[str, object] | None = None
+) -> float:
     """What SGLang 0.5.20 takes for ``--mem-fraction-static`` if it is not given, for a model with MLA on Hopper or
-    Blackwell. It is cautious: the published H200 recipe takes 0.90 where this says 0.86.
+    Blackwell. ``vision``: ``vision_config`` of a model with images, for whose encoder it keeps 5 % and more.
+
+    It is cautious: the published H200 recipe takes 0.90 where this says 0.82.
     """
     whole = c.DRIVER_MEMORY_MIB[gpu.name]
-    return round((whole - reserve(tp, prefill_tokens, graph_batch) / c.MIB) / whole, 3)
+    share = round((whole - reserve(tp, prefill_tokens, graph_batch) / c.MIB) / whole, 3)
+    if vision is None:
+        return share
+    layers, width = vision.get("num_hidden_layers", 24), vision.get("hidden_size", 1024)
+    size = layers * width**2 / (24 * 1024**2) if isinstance(layers, int) and isinstance(width, int) else 1.0
+    return share * 0.95 * max(0.8, min(1.05, 1 - 0.1 * (size - 1)))
 
 
 def reserve(tp: int, prefill_tokens: int, graph_batch: int) -> int:
@@ -149,6 +158,15 @@ def kv_token_bytes(model: StoredModel, tp: int, kv_bytes: int, draft_kv_bytes: i
         return 0
     size = model.request.kv_elements * kv_bytes
     return (-(-size // tp) if model.request.kv_divided else size) + draft_kv_bytes
+
+
+def dspark_bytes(tp: int, *, kv_bytes: int = 2) -> tuple[int, int]:
+    """``draft_bytes`` and ``draft_kv_bytes`` of Kimi-K3's published DSpark draft: weights on a GPU, cache a token and GPU.
+
+    With fewer key and value heads than ranks, each rank keeps one.
+    """
+    weights = (c.DRAFT_BYTES - c.DRAFT_WHOLE) // tp + c.DRAFT_WHOLE
+    return weights, c.DRAFT_LAYERS * max(c.DRAFT_KV_HEADS // tp, 1) * 2 * c.DRAFT_KV_WIDTH * kv_bytes
 
 
 def _fit(model: StoredModel, gpu: Gpu, tp: int, ep: int, options: Options) -> MemoryFit:

@@ -16,7 +16,7 @@ from truecast.serve.forecast.shape import Shape
 _VISITED = 2 * 1_446_456_066_048 * 8 / 4.25 * 16 / 896
 
 KIMI_K3 = Shape(
-    "mxfp4", 93, 7168, 896, 16, 1_446_456_066_048, 102_007_963_648, 12_396_295_168, 13_824 * 2,
+    "mxfp4", 93, 7168, 896, 16, 1_446_456_066_048, 102_007_963_648, 12_396_295_168, 13_824 * 2, False,
     108_527_616 * 4 + 7_630_848 * 2, _VISITED, _VISITED + 102_007_963_648 + 12_396_295_168,
 )  # fmt: skip
 """Kimi-K3 as released, BF16 KV cache, FP32 states: what shape_of reads off its headers."""

@@ -14,9 +14,9 @@ _BITS = {"mxfp4": 4.25, "nvfp4": 4.5, "w4afp8": 4.125, "fp8": 8, "bf16": 16}
 @dataclass(frozen=True, slots=True)
 class Shape:
     """``expert_bytes``: all routed experts; ``split_bytes``, ``whole_bytes``: the other weights that ranks divide, and
-    that each holds. ``experts`` of a layer, of which a token visits ``visited``. ``kv_token_bytes``: of the cache a
-    token and rank; ``state_bytes``: recurrent states of a request, over all ranks. ``expert_flops``, ``flops``: of a token
-    over all ranks, by its routed experts and by all weights.
+    that each holds. ``experts`` of a layer, of which a token visits ``visited``. ``kv_token_bytes``: of the cache, a
+    token, which ranks divide if ``kv_divided``; ``state_bytes``: recurrent states of a request, over all ranks.
+    ``expert_flops``, ``flops``: of a token over all ranks, by its routed experts and by all weights.
     """
 
     format: str
@@ -28,6 +28,7 @@ class Shape:
     split_bytes: int
     whole_bytes: int
     kv_token_bytes: int
+    kv_divided: bool
     state_bytes: int
     expert_flops: float
     flops: float
@@ -55,6 +56,7 @@ def shape_of(model: StoredModel, *, kv_bytes: int = 2, state_bytes: int = 4) -> 
         weights.split,
         weights.whole,
         model.request.kv_elements * kv_bytes,
+        model.request.kv_divided,
         model.request.state_elements * state_bytes + model.request.convolution_elements * 2,
         2 * visited,
         2 * visited + weights.split + weights.whole,

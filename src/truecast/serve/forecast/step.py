@@ -43,7 +43,8 @@ class Load:
 
 def visited_share(shape: Shape, load: Load, spread: float) -> float:
     """Share of a layer's experts that the step reads, on the rank that reads most."""
-    share = 1 - (1 - shape.visited / shape.experts) ** (load.tokens ** min(spread, 1.0))
+    missed: float = (1 - shape.visited / shape.experts) ** (load.tokens ** min(spread, 1.0))
+    share = 1 - missed
     if load.ep < 2:
         return share
     local = shape.experts / load.ep
@@ -61,7 +62,8 @@ def step_seconds(shape: Shape, load: Load, fitted: Fitted) -> dict[str, float]:
     experts /= gpu.bandwidth * c.HOPPER_EXPERT_READ if hopper else read
     if hopper and load.ep > 1 and shape.format in c.ON_MARLIN and not load.tile_fixed:
         experts *= c.WRONG_TILE
-    kept = load.streams * (load.context * shape.kv_token_bytes / load.dcp + 2 * shape.state_bytes / load.tp)
+    cache = load.context * shape.kv_token_bytes / (load.tp if shape.kv_divided else load.dcp)
+    kept = load.streams * (cache + 2 * shape.state_bytes / load.tp)  # states are read and written
     parts = {
         "experts": max(experts, shape.expert_flops * a_flop),
         "other weights": max(
@@ -72,7 +74,8 @@ def step_seconds(shape: Shape, load: Load, fitted: Fitted) -> dict[str, float]:
         "sums over ranks": _sums(shape, load, load.tokens, fitted.message, fitted.network),
     }
     if load.window > 1:
-        parts["draft"] = c.DRAFT_BYTES / read + c.DRAFT_LAYERS * fitted.layer
+        drafting = (c.DRAFT_BYTES - c.DRAFT_WHOLE) / load.tp + c.DRAFT_WHOLE
+        parts["draft"] = drafting / read + c.DRAFT_LAYERS * fitted.layer
     return parts
 
 

@@ -15,11 +15,20 @@ _RELEASED = (93, 896)
 
 def path_settings(model: StoredModel) -> list[Setting]:
     """``--model-path``. Raises: UsageError for a path that no script can hold."""
-    return [Setting("--model-path", server_path(model.location), "the checkpoint, in the same place on every node")]
+    place = server_path(model.location)
+    if not model.location.startswith("hf://"):
+        return [Setting("--model-path", place, "the checkpoint, in the same place on every node")]
+    repository, _, revision = place.partition("@")
+    found = [Setting("--model-path", repository, "the repository on the Hub")]
+    return [*found, Setting("--revision", revision, "as named with the repository")] if revision else found
 
 
 def fault_notes(model: StoredModel) -> list[str]:
-    """Packed tensors and scales that fit no layout."""
+    """A place that SGLang may not read; packed tensors and scales that fit no layout."""
+    if "://" in model.location and not model.location.startswith("hf://"):
+        return [
+            f"{model.location}: whether SGLang reads this URL by itself is not known here; a folder on every node is sure"
+        ]
     if not model.problems:
         return []
     return [f"the checkpoint has {len(model.problems)} faults, the first: {model.problems[0]}; see truecast check"]

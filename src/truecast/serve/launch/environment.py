@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from truecast.serve.forecast.ready import load_seconds
 from truecast.serve.launch import experts
 from truecast.serve.launch.case import CARD_000, CARD_003, Case
 from truecast.serve.launch.setting import Setting
+from truecast.serve.topology import Topology
 
-READ_RATE = 10**9
-"""Bytes a second that a node reads from shared storage while it loads: the nodes of the published deployment on GH200
-read their 295 GB in about five minutes."""
 BARRIER = 480
 """Seconds that SGLang's ranks wait for each other after loading, fixed in load_model_utils.py."""
 
@@ -29,13 +28,6 @@ def environment_settings(case: Case) -> list[Setting]:
     return [*_network(case), *_loading(case), *_kernels(case), *_addresses(case)]
 
 
-def load_seconds(case: Case) -> float:
-    """How long a node reads, with the plug-in's filter of experts where there is EP."""
-    weights, split = case.model.weights, case.split
-    experts_read = -(-weights.experts // split.nodes) if split.ep > 1 else weights.experts
-    return (experts_read + weights.split + weights.whole) / READ_RATE
-
-
 def _network(case: Case) -> list[Setting]:
     if case.split.nodes == 1 or not case.gpu.name.startswith("gh200") or case.split.per_node != 4:
         return []
@@ -50,15 +42,17 @@ def _network(case: Case) -> list[Setting]:
 
 
 def _loading(case: Case) -> list[Setting]:
-    found, seconds = [], load_seconds(case)
-    if case.split.ep > 1:
+    split, found = case.split, []
+    topology = Topology(case.gpu, split.nodes, split.per_node)
+    twice = 2 * load_seconds(case.model, topology, split.tp, split.ep, load_filter=split.ep > 1)
+    if split.ep > 1:
         why = "each rank reads its own experts only; read by truecast's plug-in, which stops if the model has another number"
         found.append(Setting("SGLANG_EXPERT_LOAD_FILTER", str(case.model.experts), why))
-    if case.split.nodes > 1 and seconds > BARRIER:
-        wait = -(-2 * round(seconds) // 600) * 600
+    if split.tp > 1 and twice > BARRIER:
+        wait = -(-round(twice) // 600) * 600
         why = (
-            f"a node reads for some {round(seconds):,} s, and SGLang's ranks wait {BARRIER} s for each other; this is twice"
-            f" the reading, in steps of 600 s; read by truecast's plug-in ({CARD_000}: raise the barrier)"
+            f"the slowest rank may read for {twice:,.0f} s (twice the forecast), and SGLang's ranks wait {BARRIER} s for"
+            f" each other; in steps of 600 s; read by truecast's plug-in ({CARD_000}: raise the barrier)"
         )
         found.append(Setting("SGLANG_UNBALANCED_MODEL_LOADING_TIMEOUT_S", str(wait), why))
     return found

@@ -19,7 +19,7 @@ _OWN_RULE = ("gpt_oss", "deepseek_v4")
 
 def has_input_scales(model: StoredModel) -> bool:
     """Does the config describe quantized activations of NVFP4 weights?"""
-    block = model.config.get("quantization_config")
+    block = model.config.get("quantization_config") or model.text.get("quantization_config")
     groups = block.get("config_groups") if isinstance(block, Mapping) else None
     found = groups.values() if isinstance(groups, Mapping) else ()
     return any(isinstance(group, Mapping) and group.get("input_activations") for group in found)

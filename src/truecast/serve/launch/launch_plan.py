@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from truecast.serve.forecast.memory import MemoryFit
+from truecast.serve.forecast.ready import Ready
 from truecast.serve.forecast.speed import Forecast
 from truecast.serve.launch.setting import Setting
 from truecast.serve.stored_model import StoredModel
@@ -21,7 +22,8 @@ class LaunchPlan:
     node (``replicas_per_node`` above 1) take ``tp`` of its GPUs each, in order. The arguments hold what is the same on
     each node of the first replica; the node's rank and the head's address come in as ``$NODE_RANK`` and ``$HEAD``, or
     through :meth:`command`. ``port``: of the first replica. ``draft``: a draft model's path or repository. ``notes`` are
-    for people: differences from a published command with their reasons, warnings, what else was possible. ``forecast``:
+    for people: differences from a published command with their reasons, warnings, what else was possible. ``ready``:
+    time until it answers; ``forecast``:
     speed with as many requests as may run, None where it cannot be forecast.
     """
 
@@ -39,6 +41,7 @@ class LaunchPlan:
     arguments: tuple[Setting, ...]
     notes: tuple[str, ...]
     fit: MemoryFit
+    ready: Ready
     forecast: Forecast | None = None
 
     def document(self) -> dict[str, Any]:
@@ -65,6 +68,7 @@ class LaunchPlan:
             "commands": [self.command("$NODE_RANK", "$HEAD", replica) for replica in range(self.replicas)],
             "notes": list(self.notes),
             "fit": {**asdict(self.fit), "fits": self.fit.fits},
+            "ready": asdict(self.ready),
             "forecast": None if self.forecast is None else asdict(self.forecast),
         }
 

@@ -55,7 +55,7 @@ def fitted(case: Case) -> tuple[Case, float, MemoryFit]:
 
 def fit_at(case: Case, share: float) -> MemoryFit:
     """Bytes on each GPU with that share of memory for weights, states and KV cache."""
-    split = case.split
+    split, (draft, draft_kv) = case.split, speculation.draft_memory(case)
     return memory_fit(
         case.model, case.gpu, split.tp, split.ep, mem_fraction=share,
         kv_bytes=attention.kv_bytes(case),
@@ -64,7 +64,8 @@ def fit_at(case: Case, share: float) -> MemoryFit:
         requests=case.streams,
         window=speculation.block(case) + 1 if case.draft else 0,
         replay=bool(case.draft),
-        draft_bytes=-(-case.draft.bytes // split.tp) if case.draft else 0,
+        draft_bytes=draft,
+        draft_kv_bytes=draft_kv,
         prefill_tokens=PREFILL_CHUNK if case.streams else 8192,
         graph_batch=case.streams or 256,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from truecast.errors import InputError, UsageError
 from truecast.serve.forecast.memory import MemoryFit
+from truecast.serve.forecast.ready import Ready, ready
 from truecast.serve.forecast.speed import Forecast, forecast_speed
 from truecast.serve.installed import Installation, flags
 from truecast.serve.launch import attention, checkpoint, experts, memory, parsers, speculation, timeouts
@@ -90,12 +91,15 @@ def plan_launch(
     ]
     return LaunchPlan(
         model, topology, version, profile, replicas, split.tp, split.ep, split.nodes, PORT,
-        draft.path if draft else None, tuple(environment), tuple(arguments), tuple(notes), fit, forecast,
+        draft.path if draft else None, tuple(environment), tuple(arguments), tuple(notes), fit, _ready(case), forecast,
     )  # fmt: skip
 
 
 def _check_flags(arguments: list[Setting], installation: Installation) -> None:
-    known = flags(installation)
+    try:
+        known = flags(installation)
+    except LookupError as error:
+        raise InputError(str(error)) from None
     for setting in arguments:
         flag = known.get(setting.name)
         if flag is None:
@@ -115,6 +119,17 @@ def _too_large(model: StoredModel, topology: Topology, fit: MemoryFit) -> UsageE
         if fit.would_fit
         else "it would on no topology that is known here",
     )
+
+
+def _ready(case: Case) -> Ready:
+    split = case.split
+    return ready(
+        case.model, Topology(case.gpu, split.nodes, split.per_node), split.tp, split.ep,
+        load_filter=split.ep > 1,
+        marlin=experts.backend(case) == "marlin",
+        graph_batch=case.streams or 256,
+        drafted=speculation.block(case) if case.draft else 0,
+    )  # fmt: skip
 
 
 def _forecast(case: Case, replicas: int) -> tuple[Forecast | None, list[str]]:

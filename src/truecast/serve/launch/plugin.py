@@ -55,7 +55,7 @@ def _notes(situation: Situation, installation: Installation | None) -> Iterator[
 
 
 def _situation(case: Case, arguments: Mapping[str, str]) -> Situation:
-    block = case.model.config.get("quantization_config")
+    block = case.model.config.get("quantization_config") or case.model.text.get("quantization_config")
     return Situation(
         version=".".join(map(str, case.version)),
         model=case.model.location,

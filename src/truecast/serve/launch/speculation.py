@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from truecast.errors import UsageError
+from truecast.serve.forecast.constants import DRAFT_BYTES
+from truecast.serve.forecast.memory import dspark_bytes
 from truecast.serve.launch.case import CARD_003, COOKBOOK, Case, Draft
 from truecast.serve.launch.setting import Setting
 from truecast.serve.launch.versions import has
@@ -50,6 +52,14 @@ def block(case: Case) -> int:
     return min(wanted, most) if most else wanted
 
 
+def draft_memory(case: Case) -> tuple[int, int]:
+    """Bytes on a GPU of the draft's weights, and of its cache a token. Where the draft is not here, the published one's."""
+    if case.draft is None:
+        return 0, 0
+    weights, cache = dspark_bytes(case.split.tp)
+    return round(weights * case.draft.bytes / DRAFT_BYTES) if case.draft.bytes else weights, cache
+
+
 def speculation_settings(case: Case) -> list[Setting]:
     """All of it; nothing without a draft."""
     if case.draft is None:
@@ -87,7 +97,9 @@ def speculation_notes(case: Case) -> list[str]:
         return []
     found = []
     if case.draft.config is None:
-        found.append(f"{case.draft.path} is not on this machine: it was not looked into, its memory is not counted")
+        found.append(
+            f"{case.draft.path} is not on this machine: it was not looked into, and takes the memory of the published draft"
+        )
     elif (most := depth(case.draft)) and most < (FEW if case.latency or not case.hopper else MANY):
         found.append(f"the draft gives {most} tokens at once, so no more are drafted")
     if case.hopper and not has(_DTYPE, case.version):

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from truecast.serve.forecast.ready import repack_seconds
 from truecast.serve.launch import experts
 from truecast.serve.launch.case import CARD_000, Case
 from truecast.serve.launch.setting import Setting
 
-REPACKED = 92 * 896 * 3
-"""Matrices that each rank repacked in the deployment of which it is known that NCCL's 600 s were not enough."""
-SECONDS = 3600
+NCCL, LONG = 600, 3600
+"""Seconds: NCCL's own, and what the published deployment waits in which they ran out."""
 
 
 def timeout_settings(case: Case) -> list[Setting]:
-    """``--dist-timeout`` where the repack for Marlin may take more than half of what is known to be too long."""
+    """``--dist-timeout`` where the repack for Marlin may take more than half of what NCCL waits."""
     if experts.backend(case) != "marlin" or case.split.tp == 1:
         return []
-    matrices = case.model.layers * case.model.experts * 3 // case.split.ep
-    if matrices * 2 < REPACKED:
+    seconds = repack_seconds(case.model, case.split.ep)
+    if seconds < NCCL / 2:
         return []
     why = (
-        f"Marlin repacks about {matrices:,} matrices on each rank one by one after loading; with {REPACKED:,} NCCL's"
-        f" 600 s ran out ({CARD_000})"
+        f"Marlin repacks experts one by one after loading, some {seconds:,.0f} s on each rank; the first that is done"
+        f" waits in NCCL, by itself {NCCL} s ({CARD_000})"
     )
-    return [Setting("--dist-timeout", str(SECONDS), why)]
+    return [Setting("--dist-timeout", str(LONG), why)]

@@ -69,9 +69,9 @@ def _hooks(situation: Situation) -> Sequence[Hook]:
     most = bins(situation)
 
     def counted(original: Callable[[Tensor], Tensor], topk_ids: Tensor) -> Tensor:
-        from truecast.engines.sglang.kernels import routing
+        from truecast.engines.sglang.kernels import expert_counts, routing
 
-        if not topk_ids.is_cuda or (topk_ids.numel() > routing.SHORT and most > routing.MOST_BINS):
+        if not topk_ids.is_cuda or (topk_ids.numel() > routing.SHORT and most > expert_counts.MOST_BINS):
             return original(topk_ids)
         return routing.places(topk_ids.view(-1), most)
 

@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from truecast.engines.sglang.kernels import expert_counts
+from truecast.engines.sglang.kernels.expert_counts import bins_of, rank
+
 SHORT = 4096
 """Up to so many routes each one is compared with all others, in one kernel; above, three kernels count."""
 
-MOST_BINS = 4096
 _ROWS, _BLOCK = 8, 1024
-_TILE, _CHUNK = 256, 32
-_TILES, _COLUMNS = 256, 32
 
 
 def plain(ids: Tensor, bins: int) -> Tensor:
@@ -43,50 +43,19 @@ def _compare(ids, dst, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.co
 
 
 @triton.jit
-def _count(ids, counts, n, BINS: tl.constexpr, TILE: tl.constexpr):
+def _place(
+    ids, before, totals, dst, n, BINS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr
+):
     tile = tl.program_id(0)
     i = tile * TILE + tl.arange(0, TILE)
-    bin = tl.load(ids + i, mask=i < n, other=-1).to(tl.int32) + 1
-    bin = tl.minimum(tl.maximum(bin, 0), BINS - 1)
-    found = tl.histogram(bin, BINS)
-    b = tl.arange(0, BINS)
-    past = tl.maximum(tile * TILE + TILE - n, 0)  # what was read as -1 behind the end
-    tl.store(counts + tile * BINS + b, found - tl.where(b == 0, past, 0))
-
-
-@triton.jit
-def _over_tiles(
-    counts, totals, tiles, BINS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr
-):
-    b = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    carry = tl.zeros([COLUMNS], tl.int32)
-    for block in range(BLOCKS):
-        t = block * TILES + tl.arange(0, TILES)
-        where = counts + t[:, None] * BINS + b[None, :]
-        inside = (t < tiles)[:, None] & (b < BINS)[None, :]
-        here = tl.load(where, mask=inside, other=0)
-        tl.store(where, tl.cumsum(here, 0) - here + carry[None, :], mask=inside)
-        carry += tl.sum(here, 0)
-    tl.store(totals + b, carry, mask=b < BINS)
-
-
-@triton.jit
-def _place(ids, counts, totals, dst, n, BINS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    tile = tl.program_id(0)
-    first = tile * TILE
-    i = first + tl.arange(0, TILE)
-    bin = tl.load(ids + i, mask=i < n, other=0).to(tl.int32) + 1
-    bin = tl.minimum(tl.maximum(bin, 0), BINS - 1)
+    bin = bins_of(ids, i, n, BINS)
+    place = rank(ids, bin, tile * TILE, n, BINS, TILE, CHUNK)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     total = tl.load(totals + tl.arange(0, BINS))
-    base = tl.gather(tl.cumsum(total, 0) - total, bin, 0)
-    base += tl.load(counts + tile * BINS + bin)
-    rank = tl.zeros([TILE, CHUNK], tl.int32)
-    for start in range(0, TILE, CHUNK):
-        j = first + start + tl.arange(0, CHUNK)
-        other = tl.load(ids + j, mask=j < n, other=0).to(tl.int32) + 1
-        other = tl.minimum(tl.maximum(other, 0), BINS - 1)
-        rank += ((other[None, :] == bin[:, None]) & (j[None, :] < i[:, None])).to(tl.int32)
-    tl.store(dst + i, base + tl.sum(rank, 1), mask=i < n)
+    place += tl.load(before + tile * BINS + bin)
+    place += tl.gather(tl.cumsum(total, 0) - total, bin, 0)
+    tl.store(dst + i, place, mask=i < n)
 
 
 def by_comparison(ids: Tensor) -> Tensor:
@@ -100,21 +69,17 @@ def by_comparison(ids: Tensor) -> Tensor:
 
 
 def by_counting(ids: Tensor, bins: int) -> Tensor:
-    """``dst`` in three kernels, for ids in ``[-1, bins - 2]``; ``bins`` is a power of two of at most :data:`MOST_BINS`."""
-    assert bins == triton.next_power_of_2(bins) <= MOST_BINS, bins
+    """``dst`` in three kernels, for ids in ``[-1, bins - 2]``; ``bins`` is a power of two of at most ``MOST_BINS``."""
     n = ids.numel()
     dst = torch.empty(n, dtype=torch.int32, device=ids.device)
     if n == 0:
         return dst
-    tiles = triton.cdiv(n, _TILE)
-    counts = torch.empty(tiles * bins, dtype=torch.int32, device=ids.device)
-    totals = torch.empty(bins, dtype=torch.int32, device=ids.device)
-    _count[(tiles,)](ids, counts, n, BINS=bins, TILE=_TILE, num_warps=4)
-    blocks = triton.next_power_of_2(triton.cdiv(tiles, _TILES))
-    _over_tiles[(triton.cdiv(bins, _COLUMNS),)](
-        counts, totals, tiles, BINS=bins, TILES=_TILES, COLUMNS=_COLUMNS, BLOCKS=blocks, num_warps=8
-    )
-    _place[(tiles,)](ids, counts, totals, dst, n, BINS=bins, TILE=_TILE, CHUNK=_CHUNK, num_warps=8)
+    before, totals = expert_counts.before_tiles(ids, bins)
+    tile = expert_counts.TILE
+    _place[(triton.cdiv(n, tile),)](
+        ids, before, totals, dst, n, BINS=bins, TILE=tile, CHUNK=expert_counts.CHUNK, num_warps=8,
+        **expert_counts.early(ids.device),
+    )  # fmt: skip
     return dst
 
 

@@ -13,15 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from truecast.engines.sglang.kernels.routing import _count, _over_tiles
+from truecast.engines.sglang.kernels import expert_counts
+from truecast.engines.sglang.kernels.expert_counts import MOST_BINS, bins_of, rank
 
 SHORT = 4096
 """Up to so many routes each one is compared with those before it, in one kernel; above, three kernels count."""
 
-MOST_BINS = 4096
 _ROWS, _BLOCK = 16, 512
-_TILE, _CHUNK = 256, 32
-_TILES, _COLUMNS = 256, 32
 
 
 def plain(ids: Tensor, tile: int, experts: int, slots: Tensor) -> None:
@@ -61,22 +59,19 @@ def _compare(ids, experts, padded, slots, n, most, tile, ROWS: tl.constexpr, BLO
 
 
 @triton.jit
-def _put(ids, counts, totals, slots, n, most, tile, BINS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr):
+def _put(
+    ids, before, totals, slots, n, most, tile, BINS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
     group = tl.program_id(0)
-    first = group * TILE
-    i = first + tl.arange(0, TILE)
-    bin = tl.load(ids + i, mask=i < n, other=0).to(tl.int32) + 1
-    bin = tl.minimum(tl.maximum(bin, 0), BINS - 1)
+    i = group * TILE + tl.arange(0, TILE)
+    bin = bins_of(ids, i, n, BINS)
+    place = rank(ids, bin, group * TILE, n, BINS, TILE, CHUNK)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     padded = (tl.load(totals + tl.arange(0, BINS)) + tile - 1) // tile * tile
-    place = tl.gather(tl.cumsum(padded, 0) - padded, bin, 0)
-    place += tl.load(counts + group * BINS + bin)
-    rank = tl.zeros([TILE, CHUNK], tl.int32)
-    for start in range(0, TILE, CHUNK):
-        j = first + start + tl.arange(0, CHUNK)
-        other = tl.load(ids + j, mask=j < n, other=0).to(tl.int32) + 1
-        other = tl.minimum(tl.maximum(other, 0), BINS - 1)
-        rank += ((other[None, :] == bin[:, None]) & (j[None, :] < i[:, None])).to(tl.int32)
-    place += tl.sum(rank, 1)
+    place += tl.load(before + group * BINS + bin)
+    place += tl.gather(tl.cumsum(padded, 0) - padded, bin, 0)
     tl.store(slots + place, i, mask=(i < n) & (place < most))
 
 
@@ -89,22 +84,16 @@ def by_comparison(ids: Tensor, tile: int, slots: Tensor, expert_ids: Tensor, pad
 
 
 def by_counting(ids: Tensor, tile: int, experts: int, slots: Tensor) -> None:
-    """In three kernels, for at most :data:`MOST_BINS` - 1 experts."""
+    """In three kernels, for at most ``MOST_BINS`` - 1 experts."""
     n, bins = ids.numel(), triton.next_power_of_2(experts + 1)
-    assert bins <= MOST_BINS, experts
     if n == 0:
         return
-    groups = triton.cdiv(n, _TILE)
-    counts = torch.empty(groups * bins, dtype=torch.int32, device=ids.device)
-    totals = torch.empty(bins, dtype=torch.int32, device=ids.device)
-    _count[(groups,)](ids, counts, n, BINS=bins, TILE=_TILE, num_warps=4)
-    blocks = triton.next_power_of_2(triton.cdiv(groups, _TILES))
-    _over_tiles[(triton.cdiv(bins, _COLUMNS),)](
-        counts, totals, groups, BINS=bins, TILES=_TILES, COLUMNS=_COLUMNS, BLOCKS=blocks, num_warps=8
-    )
-    _put[(groups,)](
-        ids, counts, totals, slots, n, slots.numel(), tile, BINS=bins, TILE=_TILE, CHUNK=_CHUNK, num_warps=8
-    )
+    before, totals = expert_counts.before_tiles(ids, bins)
+    group = expert_counts.TILE
+    _put[(triton.cdiv(n, group),)](
+        ids, before, totals, slots, n, slots.numel(), tile, BINS=bins, TILE=group, CHUNK=expert_counts.CHUNK,
+        num_warps=8, **expert_counts.early(ids.device),
+    )  # fmt: skip
 
 
 def put_in_order(ids: Tensor, tile: int, experts: int, slots: Tensor, expert_ids: Tensor, padded: Tensor) -> None:
