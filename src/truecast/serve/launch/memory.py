@@ -96,13 +96,15 @@ def request_settings(case: Case) -> list[Setting]:
         few += f"; {most} would have no room for {TOKENS_A_STREAM:,} tokens each"
     found = [
         Setting(
-            "--disable-radix-cache", None, f"prompts share little, and states of KDA are costly to keep ({CARD_003})"
+            "--disable-radix-cache",
+            None,
+            f"as that deployment ran; take it out where prompts share long beginnings ({CARD_003})",
         ),
         Setting("--max-running-requests", str(count), few),
         Setting("--cuda-graph-max-bs-decode", str(count), "every number of running requests has its CUDA graph"),
     ]
     if case.model.request is not None and case.model.request.state_elements:
-        why = f"{SLOTS_A_STREAM} slots of KDA state for each of {count} requests, SGLang's own ratio ({CARD_003})"
+        why = f"{SLOTS_A_STREAM} slots of KDA state a request, SGLang's base ratio; without radix cache one would do ({CARD_003})"
         found.append(Setting("--max-mamba-cache-size", str(slots), why))
     return [
         *found,
@@ -110,7 +112,7 @@ def request_settings(case: Case) -> list[Setting]:
         Setting(
             "--max-prefill-tokens",
             str(PREFILL_LIMIT),
-            f"two chunks, so that prefill does not starve decode ({CARD_003})",
+            f"two chunks in a step at most ({CARD_003})",
         ),
     ]
 

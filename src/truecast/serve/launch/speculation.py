@@ -82,7 +82,7 @@ def speculation_settings(case: Case) -> list[Setting]:
             Setting("--speculative-draft-attention-backend", "flashinfer", f"the one known to be right ({COOKBOOK})")
         )
     if case.hopper and has(_DTYPE, case.version):
-        found.append(Setting(_DTYPE, "bfloat16", "the draft's own cache is small; FP8 would cost accepted tokens"))
+        found.append(Setting(_DTYPE, "bfloat16", "the draft's own cache is small; else it takes the target's FP8"))
     found.append(
         Setting(
             "--enable-linear-replayssm-spec", None, "keeps KDA's inputs of a verification, not a state for each token"
