@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 
 from rich.console import Console
 
 from truecast.cli.options import needing
 from truecast.cli.output import print_result, say
 from truecast.errors import UsageError
-from truecast.serve.smoke import Finding, SmokeReport, smoke
+from truecast.serve.smoke import SECONDS, Finding, SmokeReport, smoke
 
 NAME = "smoke"
 HELP = "Test a running OpenAI-compatible server: answers, channels, tools, streams, canaries under load."
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         type=_seconds,
-        default=300.0,
-        metavar="S",
+        default=SECONDS,
+        metavar="N",
         help="seconds one answer may take (default: %(default)g)",
     )
 
@@ -42,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
         key = os.environ.get(args.api_key_env, "")
         if not key or not key.isascii() or not key.isprintable():
             raise UsageError("holds no key", where=f"environment variable {args.api_key_env}")
-    tell = None if args.quiet or not args.json else _progress
-    with needing("torch", "smoke --reference"):
+    tell = _progress if not args.quiet and sys.stderr.isatty() else None
+    with needing("serve", "smoke --reference"):
         result = smoke(
             args.url, model=args.model, reference=args.reference, key=key, seconds=args.timeout, tell=tell
         )  # fmt: skip

@@ -193,6 +193,11 @@ def empty_content(e: Exchange) -> None:
     e.edit(change)
 
 
+def answer_swallowed(e: Exchange) -> None:
+    if _is_question(e):
+        e.edit(lambda document: document["choices"][0]["message"].update(content=None))
+
+
 def wrong_sums(e: Exchange) -> None:
     def last(chunks: list[dict[str, Any]]) -> None:
         next(c for c in chunks[::-1] if _content(c))["choices"][0]["delta"]["content"] = "2"
@@ -300,6 +305,13 @@ def calls_only_whole(e: Exchange) -> None:
     )
 
 
+def text_dropped_beside_tools(e: Exchange) -> None:
+    if e.asked.get("tools"):
+        e.edit_events(
+            lambda chunks: [c["choices"][0]["delta"].pop("content", None) for c in chunks if c["choices"]] and None
+        )
+
+
 def call_says_stop(e: Exchange) -> None:
     e.body = e.body.replace(b'"finish_reason":"tool_calls"', b'"finish_reason":"stop"')
 
@@ -328,7 +340,7 @@ def one_character_changed(e: Exchange) -> None:
         e.body = e.body.replace(e.identifier.encode(), e.identifier.encode()[:-1] + b"?")
 
 
-def one_in_four_corrupted(e: Exchange) -> None:
+def one_corrupted_in_a_crowd(e: Exchange) -> None:
     """Only the first time: alone it is right."""
     if e.identifier and e.identifier not in _identifiers:
         _identifiers.append(e.identifier)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,22 +20,23 @@ from truecast.serve.smoke.smoke import CHECKS
 
 CHECKPOINT = Path(__file__).parents[3] / "examples" / "nano_k3" / "checkpoint"
 SEED = 1
-CONCURRENT = 4
+CONCURRENT = 3
 """Not twelve: nano-K3 makes 30 tokens a second on one core, all requests together."""
 
 FAULTS: dict[str, tuple[Callable[[Exchange], None], ...]] = {
     "health": (faulty.unhealthy,),
     "model-name": (faulty.any_name,),
-    "arithmetic": (faulty.wrong_sums, faulty.empty_content, faulty.broken_generation, faulty.hanging_generation,
-                   faulty.trickling_generation),
+    "arithmetic": (faulty.wrong_sums, faulty.empty_content, faulty.answer_swallowed, faulty.broken_generation,
+                   faulty.hanging_generation, faulty.trickling_generation),
     "channels": (faulty.thinking_in_content, faulty.markers_in_content, faulty.thinking_lost),
     "usage": (faulty.no_usage,),
     "truncation": (faulty.cut_answer_says_stop, faulty.limit_dropped, faulty.unfinished_thinking_in_content),
     "determinism": (faulty.never_twice_the_same,),
     "streaming": (faulty.chunk_lost, faulty.chunk_twice, faulty.chunks_swapped, faulty.no_usage_in_stream, faulty.no_done),
-    "tools": (faulty.arguments_cut, faulty.calls_only_whole, faulty.call_says_stop, faulty.numbers_as_text),
+    "tools": (faulty.arguments_cut, faulty.calls_only_whole, faulty.text_dropped_beside_tools, faulty.call_says_stop,
+              faulty.numbers_as_text),
     "efforts": (faulty.unknown_effort_taken, faulty.max_effort_refused, faulty.effort_ignored),
-    "identifiers": (faulty.one_character_changed, faulty.one_in_four_corrupted),
+    "identifiers": (faulty.one_character_changed, faulty.one_corrupted_in_a_crowd),
     "leaks": (faulty.anothers_text, faulty.swapped_texts),
     "logprobs": (faulty.positive_logprob, faulty.nan_logprob, faulty.unlikely_token, faulty.inflated_top),
     "bad-requests": (faulty.bad_is_server_error, faulty.bad_hangs),
@@ -100,6 +104,28 @@ def test_a_fault_is_found_by_its_check(
     found = next(f for f in report.findings if f.status == "FAIL")
     assert found.evidence
     assert found.remedy
+
+
+def test_an_interrupt_among_others_ends_it(
+    clean: tuple[Proxy, SmokeReport], command: Callable[..., list[str]], environment: dict[str, str]
+) -> None:
+    reached = threading.Event()
+
+    def stall(exchange: Exchange) -> None:
+        if exchange.identifier:
+            reached.set()
+            time.sleep(5)
+
+    switch(clean[0], None)
+    clean[0].before = stall
+    with subprocess.Popen(
+        command("smoke", clean[0].url), env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert reached.wait(30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(4) == 130
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_another_answer_in_a_crowd_is_a_warning(clean: tuple[Proxy, SmokeReport]) -> None:

@@ -39,6 +39,13 @@ def arithmetic(server: Server) -> tuple[Reply | None, Finding]:
             )
         reply, budget = more, BUDGET * LARGER
     said = re.findall(r"-?\d+", reply.content.replace(",", ""))
+    if not reply.content.strip() and not reply.calls:
+        return None, failed(
+            name,
+            f"{asked}: content is empty although the answer finished ({reply.finish}), {reply.made} tokens;"
+            f" reasoning_content {quoted(reply.reasoning)}",
+            f"the reasoning parser keeps the answer for itself (SGLang pull requests 32567, 33995): update, and {_PARSERS}",
+        )
     if not said or int(said[-1]) != RESULT:
         return reply if reply.finish == "stop" and reply.content else None, failed(
             name,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import string
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from truecast.serve.smoke.chat import EFFORT, QUESTION, Reply, ask
 from truecast.serve.smoke.finding import Finding, failed, passed, quoted, warned
@@ -35,10 +35,18 @@ def identifiers(seed: int | None) -> list[str]:
 def burst(server: Server, names: Sequence[str]) -> tuple[list[Reply | ServerFault], Reply | ServerFault]:
     """All at once: one reply for each identifier, and one to the easy question among them."""
 
-    with ThreadPoolExecutor(len(names) + 1) as pool:
-        crowded = pool.submit(_asked, server, QUESTION, EFFORT)
-        replies = list(pool.map(lambda name: echo(server, name), names))
-        return replies, crowded.result()
+    replies: dict[int, Reply | ServerFault] = {}
+
+    def one(number: int) -> None:
+        replies[number] = echo(server, names[number]) if number < len(names) else _asked(server, QUESTION, EFFORT)
+
+    # not a pool: that would wait for its threads after Ctrl-C
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(names) + 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [replies[i] for i in range(len(names))], replies[len(names)]
 
 
 def echo(server: Server, name: str) -> Reply | ServerFault:

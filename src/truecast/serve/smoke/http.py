@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,17 +117,17 @@ def request(method: str, url: str, body: bytes | None, headers: dict[str, str], 
     connection = kind(parts.hostname or "", parts.port, timeout=seconds)
     end = time.monotonic() + seconds
     try:
-        with _cut_off(connection, seconds) as hold, contextlib.ExitStack() as stack:
+        connection.connect()
+        with _cut_off(connection.sock, end - time.monotonic()):
             connection.request(method, target, body, headers)
-            hold()
-            response = stack.enter_context(connection.getresponse())
+            response = connection.getresponse()
             raw = bytearray()
             while piece := response.read1(_PIECE):
                 raw += piece
                 if len(raw) > MAX_BODY_BYTES:
                     raise NoAnswer(f"answers with more than {MAX_BODY_BYTES:,} bytes")
-            if time.monotonic() >= end:  # cut off, which looks like an end where no length was told
-                raise NoAnswer(f"no whole answer within {seconds:g} s")
+            if time.monotonic() >= end:  # cut off: what came may look whole
+                raise TimeoutError
             if response.length:
                 raise http.client.IncompleteRead(bytes(raw), response.length)
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, bytes(raw))
@@ -142,26 +142,18 @@ def request(method: str, url: str, body: bytes | None, headers: dict[str, str], 
 
 
 @contextlib.contextmanager
-def _cut_off(connection: http.client.HTTPConnection, seconds: float) -> Iterator[Callable[[], None]]:
-    """Ends the connection after ``seconds``: a socket's own timeout counts anew with each byte.
-
-    Gives a function that keeps the socket in hand: where the server closes after its answer, the connection forgets it.
-    """
-    held: list[socket.socket] = []
-
-    def hold() -> None:
-        held.append(connection.sock)
+def _cut_off(connected: socket.socket, seconds: float) -> Iterator[None]:
+    """Ends the connection after ``seconds``: a socket's own timeout counts anew with each byte."""
 
     def cut() -> None:
-        for own in held or [connection.sock]:
-            with contextlib.suppress(OSError, AttributeError):
-                own.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, cut)
+    timer = threading.Timer(max(seconds, 0), cut)
     timer.daemon = True
     timer.start()
     try:
-        yield hold
+        yield
     finally:
         timer.cancel()
 

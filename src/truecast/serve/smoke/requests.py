@@ -57,19 +57,19 @@ def efforts(server: Server) -> list[Finding]:
             return [
                 failed(name, f"reasoning_effort {effort}: {error}", "Kimi-K3 has low, high and max: update the engine")
             ]
-    status = server.post(
-        "/chat/completions", body(server, QUESTION, reasoning_effort=NO_EFFORT, max_tokens=1)
-    ).status  # fmt: skip
+    status = server.post("/chat/completions", body(server, QUESTION, reasoning_effort=NO_EFFORT, max_tokens=1)).status
     if not 400 <= status < 500:
         fix = "an effort that does not exist must be refused: a typo runs at the default, which is max"
         return [failed(name, f"reasoning_effort {NO_EFFORT} is answered {status}", fix)]
     if replies["low"].text == replies["max"].text:
+        said = replies["low"].reasoning + replies["low"].content
         return [
             failed(
-                name, f"the first {PREFIX} tokens at low and at max are the same: {quoted(''.join(map(str, replies['low'].text[:2])))}",
+                name,
+                f"the first {PREFIX} tokens at low and at max are the same: {quoted(said)}",
                 "the effort does not reach the prompt (Kimi-K3: thinking_effort of its encoder): update the engine",
             )
-        ]  # fmt: skip
+        ]
     return [
         passed(name, f"{', '.join(EFFORTS)} are taken and differ; {NO_EFFORT} is answered {status}"),
         _between(server),
@@ -98,7 +98,9 @@ def bad_requests(server: Server) -> Finding:
         "max_tokens that is a word": good | {"max_tokens": "many"},
         "temperature -1": good | {"temperature": -1},
     }
-    name, wrong, seen = "bad-requests", [], []
+    name = "bad-requests"
+    wrong: list[str] = []
+    seen: list[str] = []
     for what, request in bad.items():
         try:
             status = server.post("/chat/completions", request).status

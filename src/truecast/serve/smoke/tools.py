@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from truecast.serve.smoke.chat import MARKERS, Reply, ask, ask_streamed
+from truecast.serve.smoke.chat import MARKERS, QUESTION, Reply, ask, ask_streamed
 from truecast.serve.smoke.finding import Finding, failed, passed, quoted
 from truecast.serve.smoke.http import Refused, Server
 
@@ -39,6 +39,13 @@ def tools(server: Server) -> Finding:
     if wrong:
         return failed(
             name, f"whole it is right, streamed not: {wrong}", "look for this engine's issues on its tool parser"
+        )
+    idle = ask_streamed(server, QUESTION, **more).reply
+    if idle.calls or not idle.content.strip():
+        return failed(
+            name,
+            f"a question that needs no tool, streamed: content {quoted(idle.content)}, {len(idle.calls)} calls",
+            "tool parsers have dropped streamed text (SGLang issue 23341): update the engine",
         )
     return passed(name, f"{USER!r}: {NAME}({whole.calls[0].arguments}), whole and streamed, finish_reason tool_calls")
 
