@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     )
     files = write(args, plan)
     if args.by is not None:
+        if not args.json:  # its one document comes once the servers answer
+            print_result(args, {}, lambda console: _render(console, plan, files))
         return start(args, plan, nodes, lambda urls: _show_running(args, plan, urls))
     document = plan.document() | {"files": [str(path) for path in files]}
     print_result(args, document, lambda console: _render(console, plan, files))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ def start(args: argparse.Namespace, plan: LaunchPlan, nodes: Sequence[Node], rea
 
 def _ssh(args: argparse.Namespace, plan: LaunchPlan, nodes: Sequence[Node], ready: Ready) -> int:
     answering = False
+    gc.enable()  # it stays for long
 
     def all_ready(urls: list[str]) -> None:
         nonlocal answering

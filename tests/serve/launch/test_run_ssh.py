@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.conftest import Outcome
 from tests.serve.launch.sshd import Cluster, cluster
 
 NANO = Path(__file__).parents[3] / "examples" / "nano_k3" / "checkpoint"
@@ -42,9 +43,11 @@ def machines(tmp_path_factory: pytest.TempPathFactory, environment: Mapping[str,
 
 
 @contextmanager
-def launched(machines: Cluster, *more: str, nodes: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+def launched(
+    machines: Cluster, *more: str, topology: str = "h200:2x1", nodes: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """The command itself, on a free port in place of 30000."""
-    arguments = ["launch", str(NANO), "--topology", "h200:2x1", "--sglang", "0.5.20", "--run", "ssh"]
+    arguments = ["launch", str(NANO), "--topology", topology, "--sglang", "0.5.20", "--run", "ssh"]
     arguments += ["--nodes-file", str(nodes or machines.nodes_file()), *more]
     command = [sys.executable, "-c", WITH_PORT, str(machines.port), *arguments]
     with subprocess.Popen(
@@ -116,6 +119,19 @@ def test_a_node_that_ends_after_all_were_ready(machines: Cluster) -> None:
     assert machines.alive() == []
 
 
+def test_replicas_of_one_node(machines: Cluster) -> None:
+    machines.sglang(LIGHT)
+    one = machines.nodes_file("node0")
+    with launched(machines, "--json", "--replicas", "2", topology="h200:1x2", nodes=one) as process:
+        ready = document(process)
+        urls = [f"http://127.0.0.1:{machines.port + replica}" for replica in (0, 1)]
+        assert ready["urls"] == [f"{url}/v1" for url in urls]
+        assert str(ready["router"]).endswith(f"--worker-urls {' '.join(urls)}")
+        process.terminate()
+        assert process.wait(30) == 0
+    assert machines.alive() == []
+
+
 def test_killed_it_leaves_nothing_behind(machines: Cluster) -> None:
     machines.sglang(LIGHT)
     with launched(machines, "--json") as process:
@@ -157,7 +173,7 @@ def test_an_unknown_host_key_is_refused_without_a_question(machines: Cluster) ->
             assert process.returncode == 1
     finally:
         known.write_text(kept)
-    assert out == ""
+    assert "ready:" not in out
     assert "no connection, or it broke" in err
     assert "Host key verification failed." in err
 
@@ -179,7 +195,7 @@ def test_no_sglang_on_the_nodes(machines: Cluster) -> None:
         (["--run", "slurm"], "name it with --out"),
     ],
 )
-def test_options_that_do_not_go_together(options: list[str], message: str, cli: Callable[..., object]) -> None:
+def test_options_that_do_not_go_together(options: list[str], message: str, cli: Callable[..., Outcome]) -> None:
     outcome = cli("launch", NANO, "--topology", "h200:2x1", "--sglang", "0.5.20", *options)
-    assert outcome.code == 2  # type: ignore[attr-defined]
-    assert message in outcome.err  # type: ignore[attr-defined]
+    assert outcome.code == 2
+    assert message in outcome.err

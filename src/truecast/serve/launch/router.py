@@ -8,16 +8,14 @@ from truecast.serve.launch.scripts import heading
 ROUTER = "sglang-router==0.3.2"
 PORT = 8000
 OPTIONS: tuple[tuple[str, str, str], ...] = (
-    ("--policy", "power_of_two", "the replica with fewer open requests of two"),
-    (
-        "--request-timeout-secs",
-        "86400",
-        "its 1800 would cut off long reasoning: 65,536 tokens at 30 a second take 2,200 s",
-    ),
+    ("--policy", "cache_aware", "by open requests, as the two thresholds have it; power_of_two came out like random"),
+    ("--balance-abs-threshold", "0", "whichever replica has fewer; 64 sends prompts that begin alike to one replica"),
+    ("--balance-rel-threshold", "1", "the same, as a ratio"),
+    ("--request-timeout-secs", "86400", "1800 cuts off long reasoning: 65,536 tokens at 30 a second take 2,200 s"),
     ("--worker-startup-timeout-secs", "7200", "loading takes a while"),
-    ("--health-check-timeout-secs", "30", "SGLang answers after 20 s at worst; its 5 would drop a busy replica"),
+    ("--health-check-timeout-secs", "30", "SGLang answers within 20 s; 5 would drop a busy replica"),
 )
-"""Flag, value, reason: flags of ``python -m sglang_router.launch_router --help``."""
+"""Flag, value, reason, as measured in docs/launch.md: flags of ``python -m sglang_router.launch_router --help``."""
 
 
 def router_words() -> list[str]:

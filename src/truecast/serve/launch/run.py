@@ -98,7 +98,7 @@ answers() {{
       exec 4>&-
     fi
     [ "$code" = 200 ] && break
-    sleep 1
+    sleep 0.5
   done
   echo "$2"
 }}

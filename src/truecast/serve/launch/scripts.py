@@ -174,6 +174,7 @@ def _wait_for_head() -> str:
 for ((waited = 0; ; waited++)); do
   address=$(getent ahostsv4 "$HEAD" | awk '{{ print $1; exit }}') || true
   [ -z "$address" ] || break
+  [ "$waited" -gt 0 ] || echo "node.sh: waiting for $HEAD to have an address" >&2
   if [ "$waited" -ge {HEAD_WAIT_S} ]; then
     echo "node.sh: no IPv4 address for $HEAD" >&2
     exit 2

@@ -34,7 +34,10 @@ cd "${{SLURM_SUBMIT_DIR:?submit this file with sbatch}}"
   echo "job.slurm: no node.sh in $PWD: submit from the folder that holds both" >&2
   exit 2
 }}
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+hosts=() # by the addresses that Slurm itself uses
+for name in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+  hosts+=("$(scontrol --oneliner show node "$name" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)")
+done
 export TRUECAST_HOSTS="${{hosts[*]}}"
 
 # Every task sees all GPUs and processors of its node, and finds its place by number.
