@@ -22,7 +22,7 @@ from truecast.serve.launch.plan import plan_launch
 from truecast.serve.launch.versions import NEWEST
 from truecast.serve.machine import ThisMachine
 from truecast.serve.server_arguments import ServerArguments, read_arguments
-from truecast.serve.server_info import server_info
+from truecast.serve.server_info import ServerFacts, server_info
 from truecast.serve.stored_model import StoredModel, stored_model
 from truecast.serve.topology import read_topology
 
@@ -68,10 +68,7 @@ def _ground(args: argparse.Namespace) -> Ground:
         machine=ThisMachine(),
     )
     if args.server is not None:
-        server = server_info(args.server)
-        ground = replace(
-            ground, server=server, arguments=server.arguments or None, environment=server.environment or {}
-        )
+        ground = _asked(ground, server_info(args.server), here=args.site_packages is None)
     if args.arguments:
         read = _read(args.arguments, installation)
         ground = replace(ground, arguments=read.values, unknown_arguments=read.unknown)
@@ -81,6 +78,20 @@ def _ground(args: argparse.Namespace) -> Ground:
     if ground.draft is None and named is not None and Path(named).is_dir():
         ground = replace(ground, draft=_stored_draft(named))
     return ground
+
+
+def _asked(ground: Ground, server: ServerFacts, *, here: bool) -> Ground:
+    """With what a server says of itself. An SGLang that only happens to be ``here`` counts if it is the server's."""
+    found = ground.installation
+    if here and found is not None and (server.engine != "sglang" or server.version not in (None, found.version)):
+        found = None
+    return replace(
+        ground,
+        installation=found,
+        server=server,
+        arguments=server.arguments or None,
+        environment=server.environment or {},
+    )
 
 
 def _stored_draft(text: str | None) -> StoredModel | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from truecast.errors import TruecastError
 from truecast.serve.installed import Installation
 from truecast.serve.stored_model import StoredModel
 from truecast.serve.topology import Topology
+
+if TYPE_CHECKING:  # it is slow to import
+    from truecast.serve.server_info import ServerFacts
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Ground:
     unknown_arguments: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     machine: Any = None
-    server: Any = None
+    """A :class:`truecast.serve.machine.Machine`, or None; loosely typed, since checks look at it behind a common guard."""
+    server: ServerFacts | None = None
     planned: bool = False
     plan_error: TruecastError | None = None
 
