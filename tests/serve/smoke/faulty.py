@@ -340,7 +340,7 @@ def one_character_changed(e: Exchange) -> None:
         e.body = e.body.replace(e.identifier.encode(), e.identifier.encode()[:-1] + b"?")
 
 
-def one_in_four_corrupted(e: Exchange) -> None:
+def one_corrupted_in_a_crowd(e: Exchange) -> None:
     """Only the first time: alone it is right."""
     if e.identifier and e.identifier not in _identifiers:
         _identifiers.append(e.identifier)

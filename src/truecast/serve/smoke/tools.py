@@ -40,7 +40,7 @@ def tools(server: Server) -> Finding:
         return failed(
             name, f"whole it is right, streamed not: {wrong}", "look for this engine's issues on its tool parser"
         )
-    idle = ask_streamed(server, QUESTION, tools=[TOOL]).reply
+    idle = ask_streamed(server, QUESTION, **more).reply
     if idle.calls or not idle.content.strip():
         return failed(
             name,
