@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from truecast.checkpoint.source import open_checkpoint
+from truecast.cli.options import add_key, key_of
 from truecast.cli.output import print_result
 from truecast.errors import TruecastError, UsageError
 from truecast.report.words import counted
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--site-packages", type=Path, metavar="DIR", help="folder with the SGLang that will serve (default: this one's)"
     )
     parser.add_argument("--server", metavar="URL", help="a running server, asked for its arguments")
+    add_key(parser)
     parser.add_argument(
         "arguments", nargs="*", metavar="-- ARGUMENT", help="the server's arguments, as for sglang serve"
     )
@@ -68,9 +70,9 @@ def _ground(args: argparse.Namespace) -> Ground:
         machine=ThisMachine(),
     )
     if args.server is not None:
-        ground = _asked(ground, server_info(args.server), here=args.site_packages is None)
+        ground = _asked(ground, server_info(args.server, key=key_of(args)), here=args.site_packages is None)
     if args.arguments:
-        read = _read(args.arguments, installation)
+        read = _read(args.arguments, ground.installation)
         ground = replace(ground, arguments=read.values, unknown_arguments=read.unknown)
     elif args.server is None and ground.model is not None and ground.topology is not None:
         ground = _planned(ground, args.draft)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 
 from rich.console import Console
 
-from truecast.cli.options import needing
+from truecast.cli.options import add_key, key_of, needing
 from truecast.cli.output import print_result, say
-from truecast.errors import UsageError
 from truecast.serve.smoke import SECONDS, Finding, SmokeReport, smoke
 
 NAME = "smoke"
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference", metavar="CKPT", help="the served checkpoint: compare log-probabilities with truecast's own model"
     )
-    parser.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key")
+    add_key(parser)
     parser.add_argument(
         "--timeout",
         type=_seconds,
@@ -38,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Test and print the findings. Exit 1 if a check fails."""
-    key = ""
-    if args.api_key_env is not None:
-        key = os.environ.get(args.api_key_env, "")
-        if not key or not key.isascii() or not key.isprintable():
-            raise UsageError("holds no key", where=f"environment variable {args.api_key_env}")
+    key = key_of(args)
     tell = _progress if not args.quiet and sys.stderr.isatty() else None
     with needing("serve", "smoke --reference"):
         result = smoke(

@@ -93,9 +93,13 @@ def test_head(ground: Ground, status: str, words: str) -> None:
         (two(), "PASS"),
         (two(dist_init_addr=f"{HEAD}:30000"), "FAIL"),
         (two(dist_init_addr=f"{HEAD}:20000", port="20000"), "FAIL"),
-        (two(dist_init_addr=f"{HEAD}:29997"), "WARN"),
-        (two(dist_init_addr=f"{HEAD}:29993"), "PASS"),
-        (two(dist_init_addr=f"{HEAD}:29993", dp_size="8"), "WARN"),
+        (two(dist_init_addr=f"{HEAD}:29997"), "PASS"),
+        (two(dist_init_addr=f"{HEAD}:29997", enable_dp_attention=""), "FAIL"),
+        (two(dist_init_addr=f"{HEAD}:29993", enable_dp_attention="", dp_size="8"), "PASS"),
+        (
+            two(None, {"SGLANG_RUST_SERVER": "1"}, dist_init_addr=f"{HEAD}:29993", enable_dp_attention="", dp_size="8"),
+            "FAIL",
+        ),
     ],
 )
 def test_ports(ground: Ground, status: str) -> None:

@@ -18,6 +18,7 @@ from truecast.serve.installed import Installation
 from truecast.serve.machine import ReadRate
 from truecast.serve.stored_model import StoredModel
 from truecast.serve.topology import read_topology
+from truecast.serve.weights import Weights
 
 MARLIN = {"--tp-size": "16", "--nnodes": "2", "--moe-runner-backend": "marlin"}
 VARIABLE = "SGLANG_UNBALANCED_MODEL_LOADING_TIMEOUT_S"
@@ -82,6 +83,8 @@ def test_load_barrier_without_a_measurement(k3: StoredModel, tmp_path: Path) -> 
     run = check_of(CHECKS, "time.load-barrier")
     unmeasured = run(_ground(k3, tmp_path, None))
     assert unmeasured.status == "UNKNOWN" and "3.25 GB/s would be needed" in unmeasured.evidence
+    small = replace(k3, weights=Weights(20 * 10**9, 0, 0), location=str(tmp_path))
+    assert run(replace(_ground(k3, tmp_path, None), model=small)).status == "PASS"
     far = run(replace(_ground(k3, tmp_path, 1), model=replace(k3, location="s3://bucket/k3")))
     assert far.status == "UNKNOWN" and "no folder here" in far.evidence
 

@@ -16,7 +16,8 @@ from truecast.serve.machine import Machine
 
 NETWORK = "sglang.srt.utils.network"
 DERIVED = 6
-"""Ports after that of ``--dist-init-addr`` which SGLang takes for its own processes (server_args.py, PortArgs)."""
+"""Ports after that of ``--dist-init-addr`` which SGLang takes with DP attention (server_args.py, PortArgs); its server in
+Rust takes one more for each data-parallel rank."""
 _PROBES = ("8.8.8.8", "2001:4860:4860::8888")
 _NAMES = ("SGLANG_HOST_IP", "HOST_IP")
 SET_IT = "on every node export SGLANG_HOST_IP with that node's own address on the way to the head node"
@@ -58,7 +59,7 @@ def _head(ground: Ground) -> Verdict:
     except ValueError as wrong:
         where = place(ground, NETWORK, "def parse(addr")
         return failed(f"{HEAD} {text}: {wrong} ({where})", "give it as HOST:PORT, an IPv6 address in brackets")
-    machine: Machine | None = ground.machine
+    machine = ground.machine
     address = head.host if machine is None or elsewhere(ground) else machine.resolve(head.host)
     if address is None:
         return failed(f"{HEAD} {text}: {head.host} does not resolve on this machine", "give the head node's IP address")
@@ -83,15 +84,13 @@ def _ports(ground: Ground) -> Verdict:
             f"{HEAD} and --port both want {serving}: the ranks meet there, and the HTTP server cannot listen",
             f"give {HEAD} another port, such as {20000 if serving != 20000 else 21000}",
         )
-    if first < serving <= first + DERIVED + ground.number("--dp-size", 1) - 1:
-        return warned(
-            f"--port {serving} lies among the ports that SGLang derives from {first} ({PORTS_SAID})",
-            f"keep them {DERIVED + 10} apart or more",
+    derived = DERIVED + (ground.number("--dp-size", 1) if ground.environment.get("SGLANG_RUST_SERVER") else 0)
+    if ground.argument("--enable-dp-attention") is not None and first < serving <= first + derived:
+        return failed(
+            f"--port {serving} lies among the {derived} ports after {first}, which DP attention takes for its processes",
+            f"give {HEAD} a port that is further from --port",
         )
     return passed(f"ranks meet at port {first}, HTTP is served at {serving}")
-
-
-PORTS_SAID = f"the {DERIVED} after it, and one a data-parallel rank"
 
 
 def _host_ip(ground: Ground) -> Verdict:
@@ -106,7 +105,7 @@ def _host_ip(ground: Ground) -> Verdict:
         return passed(f"{name} is filled in on each node, by {value[:40]}...")
     if name and (wrong := _no_address(value)):
         return failed(f"{name}={value} {wrong} ({where})", SET_IT)
-    machine: Machine | None = ground.machine
+    machine = ground.machine
     if machine is None or elsewhere(ground):
         if name:
             return passed(f"{name}={value}; the machine was not looked at")

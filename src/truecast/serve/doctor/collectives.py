@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.nodes import alone, elsewhere, head_of, local, placeholder
+from truecast.serve.doctor.nodes import alone, elsewhere, head_of, here, local, placeholder
 from truecast.serve.machine import Interface, Machine
 
 NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
@@ -74,7 +74,7 @@ def nccl_takes(interfaces: Sequence[Interface], text: str | None) -> list[Interf
 def _nccl(ground: Ground) -> Verdict:
     if why := alone(ground) or elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     text = ground.environment.get(NCCL)
     if text and placeholder(text):
         return passed(f"{NCCL} is filled in on each node, by {text[:40]}...")
@@ -91,7 +91,7 @@ def _nccl(ground: Ground) -> Verdict:
 def _gloo(ground: Ground) -> Verdict:
     if why := alone(ground) or elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     text = ground.environment.get(GLOO)
     if not text:
         return _gloo_by_name(ground, machine)
@@ -130,7 +130,7 @@ def _judge(ground: Ground, interface: Interface, told: str, variable: str) -> Ve
     addresses = [ipaddress.ip_interface(a) for a in interface.addresses]
     if all(a.ip.is_loopback for a in addresses):
         return failed(f"{told}: {interface.name} is loopback", _name_it(ground, variable))
-    machine: Machine = ground.machine
+    machine = here(ground)
     head = head_of(ground)
     target = machine.resolve(head.host) if head else None
     if head is None or target is None:
@@ -150,7 +150,7 @@ def _judge(ground: Ground, interface: Interface, told: str, variable: str) -> Ve
 
 def _name_it(ground: Ground, variable: str) -> str:
     """The remedy, with the interface that is on the way to the head node where it is known."""
-    machine: Machine = ground.machine
+    machine = here(ground)
     head = head_of(ground)
     route = machine.source_address(head.host) if head else None
     name = next((i.name for i in _up(machine) if route in {a.partition("/")[0] for a in i.addresses}), None)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.nodes import elsewhere
-from truecast.serve.machine import GpuState, Machine
+from truecast.serve.doctor.nodes import elsewhere, here
+from truecast.serve.machine import GpuState
 
 IDLE = 1 << 30
 """Bytes that a GPU without work may show as used: the driver's own share is below."""
@@ -20,7 +20,7 @@ def _each(judge: Callable[[Ground, Sequence[GpuState]], Verdict]) -> Callable[[G
     def run(ground: Ground) -> Verdict:
         if why := elsewhere(ground):
             return skipped(why)
-        machine: Machine = ground.machine
+        machine = here(ground)
         gpus = machine.gpus()
         if gpus is None:
             return skipped("no GPU here: there is no nvidia-smi, or it does not answer")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from truecast.errors import TruecastError
 from truecast.serve.installed import Installation
+from truecast.serve.machine import Machine
+from truecast.serve.server_info import ServerFacts
 from truecast.serve.stored_model import StoredModel
 from truecast.serve.topology import Topology
-
-if TYPE_CHECKING:  # it is slow to import
-    from truecast.serve.server_info import ServerFacts
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class Ground:
     arguments: Mapping[str, str] | None = None
     unknown_arguments: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    machine: Any = None
-    """A :class:`truecast.serve.machine.Machine`, or None; loosely typed, since checks look at it behind a common guard."""
+    machine: Machine | None = None
     server: ServerFacts | None = None
     planned: bool = False
     plan_error: TruecastError | None = None

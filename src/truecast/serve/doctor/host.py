@@ -7,8 +7,7 @@ from pathlib import Path
 
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.nodes import elsewhere
-from truecast.serve.machine import Machine
+from truecast.serve.doctor.nodes import elsewhere, here
 
 FILES = 65535
 """Open files to which SGLang raises its soft limit; it leaves it as it is where the hard limit is lower."""
@@ -28,7 +27,7 @@ _CACHES = ("SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE
 def _clock(ground: Ground) -> Verdict:
     if why := elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     clock = machine.clock()
     remedy = "run chrony, ntpd or systemd-timesyncd; skew only matters for logs, metrics and TLS, not for the ranks"
     if clock is None:
@@ -42,7 +41,7 @@ def _clock(ground: Ground) -> Verdict:
 def _files(ground: Ground) -> Verdict:
     if why := elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     soft, hard = machine.limits().files
     said = f"open files: {_many(soft)}, at most {_many(hard)} (ulimit -n)"
     if hard is None or hard >= FILES or (soft is not None and soft >= FILES):
@@ -60,7 +59,7 @@ def _many(limit: int | None) -> str:
 def _shared(ground: Ground) -> Verdict:
     if why := elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     found = machine.file_system(_SHM)
     if found is None:
         return unknown(f"{_SHM} cannot be looked at", "give the container shared memory: --shm-size=16g")
@@ -76,7 +75,7 @@ def _storage(ground: Ground) -> Verdict:
         return skipped("no checkpoint is given")
     if why := elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     folder = Path(ground.model.location)
     if not folder.is_dir():
         return skipped(f"{ground.model.location} is no folder here")
@@ -107,7 +106,7 @@ def _storage(ground: Ground) -> Verdict:
 def _room(ground: Ground) -> Verdict:
     if why := elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     named = [ground.environment[name] for name in _CACHES if ground.environment.get(name)]
     home = ground.environment.get("HOME")
     folders = [Path(name) for name in named if name.startswith("/")] + ([Path(home) / ".cache"] if home else [])
@@ -127,7 +126,7 @@ def _room(ground: Ground) -> Verdict:
 def _governor(ground: Ground) -> Verdict:
     if why := elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     governors = machine.governors()
     if not governors:
         return skipped("frequencies of the CPUs are not set here (no cpufreq)")

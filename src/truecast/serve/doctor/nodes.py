@@ -34,7 +34,7 @@ def alone(ground: Ground) -> str | None:
 
 def elsewhere(ground: Ground) -> str | None:
     """Why facts of this machine say nothing of the deployment; None where they do."""
-    machine: Machine | None = ground.machine
+    machine = ground.machine
     if machine is None:
         return "no machine was looked at"
     if ground.server is None:
@@ -42,6 +42,12 @@ def elsewhere(ground: Ground) -> str | None:
     host = urllib.parse.urlsplit(ground.server.url).hostname or ""
     address = machine.resolve(host)
     return None if address is not None and machine.owns(address) else f"the server runs on {host}, not here"
+
+
+def here(ground: Ground) -> Machine:
+    """The machine, where :func:`elsewhere` has nothing against it."""
+    assert ground.machine is not None
+    return ground.machine
 
 
 def placeholder(text: str) -> bool:

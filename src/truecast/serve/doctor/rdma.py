@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from truecast.serve.doctor.collectives import read_names
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.nodes import alone, elsewhere
-from truecast.serve.machine import Hca, Machine
+from truecast.serve.doctor.nodes import alone, elsewhere, here
+from truecast.serve.machine import Hca
 
 HCA, GID = "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"
 LEAST_LOCKED = 64 << 20
@@ -25,14 +25,14 @@ def _listed(adapters: Iterable[Hca]) -> str:
 def taken(ground: Ground) -> list[Hca]:
     """Ports that NCCL would use: those that are active, and that ``NCCL_IB_HCA`` means where it is set."""
     names = read_names(ground.environment.get(HCA, ""))
-    every = [a for a in ground.machine.adapters() if a.active]
+    every = [a for a in here(ground).adapters() if a.active]
     return [a for a in every if names.take(a.device, a.port)] if names.names else every
 
 
 def _adapters(ground: Ground) -> Verdict:
     if why := alone(ground) or elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     adapters, text = machine.adapters(), ground.environment.get(HCA, "")
     if ground.environment.get("NCCL_IB_DISABLE") == "1":
         return warned(f"NCCL_IB_DISABLE=1, adapters: {_listed(adapters)}; NCCL goes over TCP", "unset NCCL_IB_DISABLE")
@@ -118,7 +118,7 @@ def _routed(gid: str) -> bool:
 def _container(ground: Ground) -> Verdict:
     if why := alone(ground) or elsewhere(ground):
         return skipped(why)
-    machine: Machine = ground.machine
+    machine = here(ground)
     adapters = machine.adapters()
     if not any(a.active for a in adapters):
         return skipped("no active RDMA adapter")

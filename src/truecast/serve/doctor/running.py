@@ -23,7 +23,7 @@ def _state(judge: Callable[[Ground, ServerFacts, Mapping[str, Any]], Verdict]) -
     """The first data-parallel rank's state; the others have the same arguments."""
 
     def run(ground: Ground) -> Verdict:
-        server: ServerFacts | None = ground.server
+        server = ground.server
         if server is None:
             return skipped("no --server is given")
         if server.engine != "sglang":
@@ -36,7 +36,7 @@ def _state(judge: Callable[[Ground, ServerFacts, Mapping[str, Any]], Verdict]) -
 
 
 def _engine(ground: Ground) -> Verdict:
-    server: ServerFacts | None = ground.server
+    server = ground.server
     if server is None:
         return skipped("no --server is given")
     if server.engine == "unknown" or server.version is None:

@@ -16,13 +16,15 @@ from truecast.engines.sglang.fixes import expert_load_filter, load_barrier
 from truecast.serve.doctor.faults import plugin_state
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.nodes import elsewhere, place
+from truecast.serve.doctor.nodes import elsewhere, here, place
 from truecast.serve.forecast.constants import NODE_READ
 from truecast.serve.forecast.ready import repack_seconds
-from truecast.serve.machine import Machine, ReadRate
+from truecast.serve.machine import ReadRate
 
 DIST_TIMEOUT = 600
 """Seconds: NCCL's default in torch, which SGLang leaves where ``--dist-timeout`` is not given."""
+SLOWEST = 0.1e9
+"""Bytes a second that one hard disk or a network of 1 Gbit/s gives: no checkpoint is served from less."""
 BARRIER = 480
 """Seconds, in SGLang 0.5.17 to 0.5.23."""
 MARGIN = 4
@@ -70,6 +72,8 @@ def _barrier(ground: Ground) -> Verdict:
     )
     need = f"each node reads {size / 1e9:,.0f} GB{which}; {told}"
     rate, why = _rate(ground)
+    if rate is None and size <= SLOWEST * limit:
+        return passed(f"each node reads {size / 1e9:.2f} GB{which}, in time at {SLOWEST / 1e9:g} GB/s already; {told}")
     if rate is None:
         usual = f"published deployments had about {NODE_READ / 1e9:g}"
         said = f"{need}: {wanted / 1e9:.2f} GB/s would be needed ({usual}); not measured: {why}"
@@ -90,7 +94,7 @@ def _rate(ground: Ground) -> tuple[ReadRate | None, str]:
     assert ground.model is not None
     if why := elsewhere(ground):
         return None, why
-    machine: Machine = ground.machine
+    machine = here(ground)
     files = sorted(Path(ground.model.location).glob("*.safetensors"))
     if not files:
         return None, f"{ground.model.location} is no folder here"
