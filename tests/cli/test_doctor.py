@@ -86,6 +86,7 @@ def test_what_people_read(make_site: MakeSite, small: str, capsys: pytest.Captur
         (["--site-packages", "nowhere"], "is no folder"),
         (["--site-packages", "."], "holds no SGLang"),
         (["--for", "nowhere"], "nowhere"),
+        (["--draft", "nowhere"], "no such draft model"),
         (["--topology", "z80:1x1"], "no such GPU"),
         (["--server", "http://127.0.0.1:9"], "127.0.0.1:9"),
     ],
@@ -119,7 +120,7 @@ def test_a_running_server(
         {"--tp-size": "8", "--resolved-only": "x"},
         environment=environment,
     )
-    monkeypatch.setattr(doctor, "server_info", lambda url: facts)
+    monkeypatch.setattr(doctor, "server_info", lambda url, key: facts)
     monkeypatch.setattr(sys, "path", [*sys.path, str(make_site().beside().root)])
     _, found, _ = told(capsys, "--server", "http://server:30000")
     assert found["arguments.known"] == found["arguments.values"] == "SKIP"

@@ -97,8 +97,13 @@ def _asked(ground: Ground, server: ServerFacts, *, here: bool) -> Ground:
 
 
 def _stored_draft(text: str | None) -> StoredModel | None:
-    """Its headers where it is a folder here; a repository's are not fetched."""
-    return stored_model(open_checkpoint(text)) if text is not None and Path(text).is_dir() else None
+    """Its headers where it is a folder here; a repository's are not fetched. Raises: UsageError if it is neither."""
+    if text is None:
+        return None
+    if Path(text).is_dir():
+        return stored_model(open_checkpoint(text))
+    read_draft(text)
+    return None
 
 
 def _read(words: list[str], installation: Installation | None) -> ServerArguments:
