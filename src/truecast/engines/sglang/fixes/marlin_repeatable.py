@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -47,12 +46,12 @@ def _mxfp4(situation: Situation) -> bool:
 
 def _adds(situation: Situation) -> bool:
     """Are there atomic adds to be taken away?"""
-    return modelopt_on_marlin(situation) and not switch(os.environ.get(VARIABLE, "0"))
+    return modelopt_on_marlin(situation) and not switch(situation.environment.get(VARIABLE, "0"))
 
 
 def _orders(situation: Situation) -> bool:
     """Would the order of routes be all that is left to differ?"""
-    return switch(os.environ.get(ORDER, "1")) and (_adds(situation) or _mxfp4(situation))
+    return switch(situation.environment.get(ORDER, "1")) and (_adds(situation) or _mxfp4(situation))
 
 
 def _need(situation: Situation) -> Need | None:

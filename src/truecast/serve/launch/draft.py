@@ -1,0 +1,24 @@
+"""A draft model as the user names it: a folder, or a repository that the servers will fetch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from truecast.checkpoint.source import open_checkpoint
+from truecast.errors import UsageError
+from truecast.serve.launch.case import Draft
+from truecast.serve.launch.place import server_path
+from truecast.serve.stored_model import stored_model
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def read_draft(text: str) -> Draft:
+    """Its config and size where it is a folder here. Raises: UsageError for what is neither folder nor repository."""
+    if Path(text).is_dir():
+        model = stored_model(open_checkpoint(text))
+        return Draft(server_path(text), model.config, model.weights.total)
+    if not _REPOSITORY.fullmatch(text):
+        raise UsageError("no such draft model", where=text, fix="name a folder, or a repository such as owner/name")
+    return Draft(text)
