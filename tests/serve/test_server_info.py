@@ -164,7 +164,9 @@ def test_nobody_there() -> None:
         server_info("http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("odd", [{"tp_size": "x"}, {"tp_size": 1, "internal_states": {}, "version": 5}, {"tp_size": []}])
+@pytest.mark.parametrize(
+    "odd", [{"tp_size": "x"}, {"tp_size": 1, "internal_states": {}, "version": 5}, {"tp_size": []}]
+)
 def test_odd_documents_are_no_traceback(odd: dict[str, Any]) -> None:
     with serving({"/v1/models": say(MODELS), "/server_info": say(odd)}) as url:
         facts = server_info(url)

@@ -307,6 +307,10 @@ def runner(release: Release, hook_registry: Any, place: Place, monkeypatch: pyte
         },
     )
     place("sglang.srt.layers.moe.utils", {"get_moe_runner_backend": lambda: SimpleNamespace(value="auto")})
+    place(
+        "sglang.srt.layers.quantization.fp4_utils",
+        {"get_fp4_gemm_runner_backend": lambda: SimpleNamespace(value="auto")},
+    )
     place("sglang.srt.model_executor.model_runner", {"ModelRunner": ModelRunner})
     monkeypatch.setattr(plugin, "installed", lambda: release.sources)
     monkeypatch.setattr(start, "installed", lambda: release.sources)

@@ -18,7 +18,9 @@ OFFICE = Interface("eth0", ("192.168.1.5/24",))
 DOCKER = Interface("docker0", ("172.17.0.1/16",), virtual=True)
 DISK = FileSystem("ext4", "/", 4000 * GIB, 2000 * GIB)
 MEMORY = FileSystem("tmpfs", "/dev/shm", 64 * GIB, 64 * GIB)
-H200 = GpuState(0, "NVIDIA H200", "580.65.06", 90, 143_771 << 20, 1 << 20, persistent=True, mig=False, ecc=True, ecc_errors=0)
+H200 = GpuState(
+    0, "NVIDIA H200", "580.65.06", 90, 143_771 << 20, 1 << 20, persistent=True, mig=False, ecc=True, ecc_errors=0
+)
 
 
 def adapter(device: str = "mlx5_0", link: str = "InfiniBand", *, active: bool = True) -> Hca:

@@ -103,7 +103,9 @@ def test_ports(ground: Ground, status: str) -> None:
 
 
 @pytest.mark.parametrize("version", SGLANG_VERSIONS)
-@pytest.mark.parametrize("environment", [{}, {"HOST_IP": "10.9.9.9"}, {"SGLANG_HOST_IP": "10.8.8.8", "HOST_IP": "10.9.9.9"}])
+@pytest.mark.parametrize(
+    "environment", [{}, {"HOST_IP": "10.9.9.9"}, {"SGLANG_HOST_IP": "10.8.8.8", "HOST_IP": "10.9.9.9"}]
+)
 def test_what_sglang_picks_is_what_its_own_code_picks(
     version: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,11 @@ def test_adapters(ground: Ground, status: str, words: str) -> None:
         (two(MadeMachine(hcas=ROCE), NCCL_IB_GID_INDEX=""), "FAIL", "is no index"),
         (two(MadeMachine(hcas=ROCE)), "PASS", "is not set"),
         (two(MadeMachine(hcas=ROCE), NCCL_IB_GID_INDEX="-1"), "PASS", "to choose"),
-        (two(MadeMachine(hcas=(type(IB[0])("mlx5_0", 1, True, "Ethernet", ((0, "fe80::1", "RoCE v2"),)),))), "WARN", "mlx5_0"),
+        (
+            two(MadeMachine(hcas=(type(IB[0])("mlx5_0", 1, True, "Ethernet", ((0, "fe80::1", "RoCE v2"),)),))),
+            "WARN",
+            "mlx5_0",
+        ),
         (two(MadeMachine(hcas=IB), NCCL_IB_GID_INDEX="9"), "SKIP", "InfiniBand"),
     ],
 )

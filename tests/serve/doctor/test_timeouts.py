@@ -98,7 +98,9 @@ def test_the_variable_counts_only_with_the_plug_in(k3: StoredModel, tmp_path: Pa
     plugged = _installation(truecast="truecast.engines.sglang.plugin:register")
     assert run(_ground(k3, tmp_path, 0.5, environment=environment, installation=plugged)).status == "PASS"
     for off in ({"TRUECAST_SGLANG": "off"}, {"SGLANG_PLUGINS": "other"}, {"TRUECAST_SGLANG": "expert-load-filter"}):
-        assert run(_ground(k3, tmp_path, 0.5, environment={**environment, **off}, installation=plugged)).status == "FAIL"
+        assert (
+            run(_ground(k3, tmp_path, 0.5, environment={**environment, **off}, installation=plugged)).status == "FAIL"
+        )
 
 
 def test_the_filter_lets_a_node_read_its_own_experts(k3: StoredModel, tmp_path: Path) -> None:
