@@ -15,12 +15,13 @@ EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_nu
 class Situation:
     """One model that a rank of the server is about to load; a draft model has its own.
 
-    ``quantization`` is SGLang's name of the method (``compressed-tensors``, ``mxfp4``, ``modelopt_fp4``, ``w4afp8``, ...) or
-    None. ``config`` is the text model's part of config.json, ``quantization_config`` the block that SGLang reads, empty if
-    there is none. ``moe_backend``, ``linear_backend`` (of FP4 linear layers), ``prefill_attention`` and
-    ``decode_attention`` are SGLang's names, after its own choice of defaults. ``kv_cache_dtype`` is ``auto`` or what the user asked for. ``capability`` is the GPU's, None on a CPU.
-    ``expert_places_fixed`` says that expert ``e`` lives on rank ``e // (experts / ep_size)`` and stays there: no EPLB, no
-    redundant experts, no initial location asked for. ``environment`` is what the server sees: this process's, unless given.
+    ``quantization`` is SGLang's name of the method (``compressed-tensors``, ``mxfp4``, ``modelopt_fp4``, ``w4afp8``,
+    ...) or None. ``config`` is the text model's part of config.json, ``quantization_config`` the block that SGLang
+    reads, empty if there is none. ``moe_backend``, ``linear_backend`` (of FP4 linear layers), ``prefill_attention``
+    and ``decode_attention`` are SGLang's names, after its own choice of defaults. ``kv_cache_dtype`` is ``auto`` or
+    what the user asked for. ``capability`` is the GPU's, None on a CPU. ``expert_places_fixed`` says that expert
+    ``e`` lives on rank ``e // (experts / ep_size)`` and stays there: no EPLB, no redundant experts, no initial
+    location asked for. ``environment`` is what the server sees: this process's, unless given.
     """
 
     version: str

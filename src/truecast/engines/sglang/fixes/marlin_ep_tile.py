@@ -108,7 +108,8 @@ def rebuilt(sources: Sources, namespace: dict[str, Any], fixed: int) -> Callable
 def _hooks(situation: Situation) -> Sequence[Hook]:
     module = importlib.import_module(MODULE)
     fixed = parse(situation.environment.get(SETTING, "auto")) or 0
-    return [Hook(f"{MODULE}.{NAME}", rebuilt(installed(), vars(module), fixed), Kind.REPLACE)]
+    ours = vars(module).get(_OURS) or rebuilt(installed(), vars(module), fixed)  # once: it becomes an operator
+    return [Hook(f"{MODULE}.{NAME}", ours, Kind.REPLACE)]
 
 
 def _selftest(situation: Situation) -> None:
