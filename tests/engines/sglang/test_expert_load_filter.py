@@ -159,6 +159,7 @@ def test_a_rank_reads_its_own_experts(
     assert set(dict(mine._get_all_weights(files, model))) == set(tensors), "stock reads all"
 
     hooking.put_on(fix.FIX.hooks(situation()))
+    assert fix.FIX.hooks(situation()) == fix.FIX.hooks(situation(is_draft=True))
     fix.FIX.selftest(situation())
     mine.options = options
     for rank, ranks in ((0, 2), (1, 2), (3, 4)):

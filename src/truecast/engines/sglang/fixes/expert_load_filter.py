@@ -15,6 +15,7 @@ import importlib
 import inspect
 import io
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -44,11 +45,11 @@ _reading: Reading | None = None  # the model that is being read now; the iterato
 
 def parse(text: str) -> int | None:
     """``None`` for off, 0 for on, or the number of experts that the model must have (the published patch wants it)."""
-    if text.lower() in ("0", "off", "false"):
+    if text in ("0", "off"):
         return None
-    if text.lower() in ("1", "on", "true", "auto"):
+    if text in ("1", "on"):
         return 0
-    if text.isdecimal():
+    if re.fullmatch("[1-9][0-9]{0,5}", text):
         return int(text)
     raise ValueError("neither on, off nor a number of experts")
 
