@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.engines.sglang.conftest import make_fix
 from truecast.engines.sglang import plugin
-from truecast.engines.sglang.choice import VARIABLE, chosen, seconds, switch
+from truecast.engines.sglang.choice import chosen, seconds, switch
 from truecast.engines.sglang.fixes import FIXES
+from truecast.engines.sglang.plugin import PREFIXES, VARIABLE
 from truecast.errors import UsageError
 
 PARSERS: dict[str, Callable[[str], object]] = {name: parse for fix in FIXES for name, parse in fix.settings.items()}
@@ -36,6 +37,7 @@ texts = st.one_of(st.text(), st.from_regex(r"\A[0-9]{1,8}(\.[0-9]+)?\Z"), st.sam
 
 def test_each_variable_has_a_pattern() -> None:
     assert set(RIGHT) == set(PARSERS)
+    assert all(name.startswith(PREFIXES) for name in (VARIABLE, *PARSERS)), "a variable that is not looked for at start"
 
 
 @pytest.mark.parametrize("variable", sorted(RIGHT))

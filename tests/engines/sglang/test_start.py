@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
 import subprocess
@@ -301,11 +302,61 @@ def test_the_entry_point_is_the_plugin() -> None:
     assert pkgutil.resolve_name(project["entry-points"]["sglang.srt.plugins"]["truecast"]) is plugin.register
 
 
-def test_the_plugin_costs_no_import_before_a_model_is_loaded() -> None:
-    heavy = "{'torch', 'triton', 'numpy', 'numba', 'sglang', 'ml_dtypes'}"
-    code = f"import sys, truecast.engines.sglang.plugin; print({heavy} & {{m.split('.')[0] for m in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+def test_the_plugin_costs_no_import_before_a_model_is_loaded(release: Release, tmp_path: Path) -> None:
+    """Neither when it is imported nor when it registers, in a process of its own; then not even the fixes."""
+    names = ("sglang.srt.model_executor.model_runner", "sglang.srt.plugins.hook_registry")
+    for name in names:
+        path = tmp_path / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(release.sources(name))
+    for folder in ("sglang", "sglang/srt", "sglang/srt/plugins"):
+        (tmp_path / folder / "__init__.py").write_text("")
+    code = (
+        "import sys; from truecast.engines.sglang import plugin; before = set(sys.modules); plugin.register();"
+        "heavy = {'torch', 'triton', 'numpy', 'numba', 'ml_dtypes', 'safetensors'} & {m.split('.')[0] for m in sys.modules};"
+        "print(heavy, sorted(m for m in sys.modules if m.startswith('truecast.engines.sglang.')),"
+        " 'sglang.srt.model_executor.model_runner' in sys.modules)"
+    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    own = [f"truecast.engines.sglang.{name}" for name in ("later", "plugin", "source")]
+    assert done.stdout == f"set() {own} False\n"
+
+
+def test_a_run_that_needs_nothing_calls_sglangs_own_functions(
+    runner: Any, hook_registry: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs in each step is the same object as without the plug-in, so a step costs what it did."""
+    applied: list[str] = []
+    stock = hook_registry._apply_target.__func__
+
+    def note(cls: Any, target: str, hooks: Any) -> Any:
+        applied.append(target)
+        return stock(cls, target, hooks)
+
+    monkeypatch.setattr(hook_registry, "_apply_target", classmethod(note))
+    wants = Situation("0.5.17", "m", "w4afp8", {"num_experts": 8, "activation_situ_beta": 4.0})
+    targets = [hook.target for fix in FIXES if fix.name not in IMPORTING for hook in fix.hooks(wants)]
+    originals = {}
+    for target in targets:
+        module, name = re.fullmatch(r"(.*?)\.((?:[A-Z]\w*\.)?\w+)", target).groups()  # type: ignore[union-attr]
+        owner, _, attribute = name.rpartition(".")
+
+        def original(*args: Any) -> None: ...
+
+        if owner:
+            cls = getattr(sys.modules.get(module), owner, None) or type(owner, (), {})
+            setattr(cls, attribute, original)
+            place(module, {owner: cls})
+        else:
+            place(module, {attribute: original})
+        originals[target] = original
+    plugin.register()
+    hook_registry.apply_hooks()
+    assert runner.load_model() is runner.result
+    assert len(targets) > 15 and applied == [plugin.TARGET]
+    for target, original in originals.items():
+        assert pkgutil.resolve_name(target) is original
 
 
 def test_the_table_tells_each_state() -> None:

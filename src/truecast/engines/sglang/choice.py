@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from truecast.engines.sglang.fix import Fix
+from truecast.engines.sglang.plugin import VARIABLE
 from truecast.errors import UsageError
-
-VARIABLE = "TRUECAST_SGLANG"
 
 
 def chosen(fixes: Iterable[Fix], environment: Mapping[str, str]) -> frozenset[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import textwrap
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from truecast.engines.sglang.fix import Sources
+if TYPE_CHECKING:
+    from truecast.engines.sglang.fix import Sources
 
 
 def installed(package: str = "sglang") -> Sources:
     """The source text of the modules of an installed package."""
+    from pathlib import Path
+
     spec = importlib.util.find_spec(package)
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec is not None else []
 
@@ -31,6 +32,9 @@ def function(sources: Sources, module: str, name: str) -> str:
 
     Raises: LookupError if it is not there.
     """
+    import ast
+    import textwrap
+
     text = sources(module)
     node: ast.Module | ast.stmt = ast.parse(text)
     for part in name.split("."):

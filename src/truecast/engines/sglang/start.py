@@ -11,9 +11,10 @@ from enum import Enum
 from typing import Any
 
 from truecast.engines.sglang import binary, hooking, reading
-from truecast.engines.sglang.choice import VARIABLE, chosen
+from truecast.engines.sglang.choice import chosen
 from truecast.engines.sglang.fix import Fix, Hook, Need, Sources
 from truecast.engines.sglang.fixes import FIXES
+from truecast.engines.sglang.plugin import VARIABLE
 from truecast.engines.sglang.situation import Situation
 from truecast.engines.sglang.source import installed
 from truecast.errors import RefusedError

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from truecast.engines.sglang.choice import VARIABLE as CHOICE
 from truecast.engines.sglang.choice import chosen, seconds
 from truecast.engines.sglang.fixes import FIXES, expert_load_filter, load_barrier
+from truecast.engines.sglang.plugin import VARIABLE as CHOICE
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
 from truecast.serve.doctor.nodes import elsewhere, place
