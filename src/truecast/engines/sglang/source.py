@@ -42,4 +42,5 @@ def function(sources: Sources, module: str, name: str) -> str:
         if not inner:
             raise LookupError(f"{module} defines no {name}")
         node = inner[0]
-    return textwrap.dedent(ast.get_source_segment(text, node, padded=True) or "")
+    assert isinstance(node, ast.stmt)
+    return textwrap.dedent("\n".join(text.split("\n")[node.lineno - 1 : node.end_lineno]))
