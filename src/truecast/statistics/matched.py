@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
 _STEPS = 60
 """Halvings of [-1, 1]: beyond the digits of a float."""
 
 
+@lru_cache(maxsize=4096)
 def matched_interval(gained: int, lost: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """Interval of (gained - lost) / n, where ``gained`` and ``lost`` of ``n`` pairs differ one way and the other.
 

@@ -94,7 +94,7 @@ def score_interval(
         share = z * z * squared / variance
     middle = (mean + share / 2) / (1 + share)
     reach = math.sqrt(z * z * squared + share * share / 4) / (1 + share)
-    return max(middle - reach, 0.0), min(middle + reach, 1.0)
+    return min(max(middle - reach, 0.0), mean), max(min(middle + reach, 1.0), mean)
 
 
 def _grouped(values: F64, group: NDArray[np.integer] | None) -> Clusters:
