@@ -18,7 +18,10 @@ def points(share: float) -> str:
 
 def ends(interval: Sequence[float] | None, words: Callable[[float], str]) -> str:
     """``low to high``; empty without an interval."""
-    return f"{words(interval[0])} to {words(interval[1])}" if interval else ""
+    if not interval:
+        return ""
+    low, high = map(words, interval)
+    return f"{low.removesuffix(' points')} to {high}"
 
 
 def name_of(side: Mapping[str, Any]) -> str:
