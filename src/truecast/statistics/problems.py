@@ -66,13 +66,14 @@ def difference(values: F64, group: NDArray[np.integer] | None = None, *, matched
     clusters = _grouped(values, group)
     if clusters.count < 2:
         return None
-    per_group = clusters.sums * clusters.count / clusters.tokens.sum()
-    apart = per_group - clusters.mean * clusters.tokens * clusters.count / clusters.tokens.sum()
+    mean, scale = clusters.mean, clusters.count / clusters.tokens.sum()
+    per_group = clusters.sums * scale
+    apart = per_group - mean * scale * clusters.tokens
     squares = float(apart @ apart)
     differing = per_group[per_group != 0]
-    one_more = float((differing**2).mean()) if len(differing) else 1.0
+    one_more = float(differing @ differing) / len(differing) if len(differing) else 1.0
     pairs = clusters.count * (clusters.count - 1)
-    widened = Estimate(clusters.mean, math.sqrt((squares + one_more) / pairs), clusters.count - 1)
+    widened = Estimate(mean, math.sqrt((squares + one_more) / pairs), clusters.count - 1)
     counts = (int((values > 0).sum()), int((values < 0).sum())) if matched and group is None else (None, None)
     return Difference(math.sqrt(squares / pairs), widened, clusters.count, len(differing), *counts)
 
