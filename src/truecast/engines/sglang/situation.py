@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ class Situation:
     there is none. ``moe_backend``, ``prefill_attention`` and ``decode_attention`` are SGLang's names, after its own choice
     of defaults. ``kv_cache_dtype`` is ``auto`` or what the user asked for. ``capability`` is the GPU's, None on a CPU.
     ``expert_places_fixed`` says that expert ``e`` lives on rank ``e // (experts / ep_size)`` and stays there: no EPLB, no
-    redundant experts, no initial location asked for.
+    redundant experts, no initial location asked for. ``environment`` is what the server sees: this process's, unless given.
     """
 
     version: str
@@ -36,6 +37,7 @@ class Situation:
     ep_size: int = 1
     expert_places_fixed: bool = True
     is_draft: bool = False
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
     @property
     def experts(self) -> int:

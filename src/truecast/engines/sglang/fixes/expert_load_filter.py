@@ -14,7 +14,6 @@ import contextlib
 import inspect
 import io
 import logging
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -51,7 +50,7 @@ def parse(text: str) -> int | None:
 
 
 def _need(situation: Situation) -> Need | None:
-    wanted = parse(os.environ.get(SETTING, "on"))
+    wanted = parse(situation.environment.get(SETTING, "on"))
     if wanted is None or situation.ep_size < 2 or not situation.experts or not situation.expert_places_fixed:
         return None
     if wanted and wanted != situation.experts and not situation.is_draft:

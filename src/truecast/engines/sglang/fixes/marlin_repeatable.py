@@ -9,14 +9,13 @@ things may differ from call to call, and then two equal runs of a model differ:
   routes or 64 experts; a row in another tile is cut elsewhere, and rounded otherwise. The routes are put in their own order
   after it. ``TRUECAST_SGLANG_STABLE_ORDER=0`` leaves them as they come.
 
-With both, NVFP4 and MXFP4 of the same values agree in every bit.
+With both, NVFP4 and MXFP4 of the same values agree in every bit where Marlin cuts K alike for both (docs/benchmarks.md).
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -47,12 +46,12 @@ def _mxfp4(situation: Situation) -> bool:
 
 def _adds(situation: Situation) -> bool:
     """Are there atomic adds to be taken away?"""
-    return modelopt_on_marlin(situation) and not switch(os.environ.get(VARIABLE, "0"))
+    return modelopt_on_marlin(situation) and not switch(situation.environment.get(VARIABLE, "0"))
 
 
 def _orders(situation: Situation) -> bool:
     """Would the order of routes be all that is left to differ?"""
-    return switch(os.environ.get(ORDER, "1")) and (_adds(situation) or _mxfp4(situation))
+    return switch(situation.environment.get(ORDER, "1")) and (_adds(situation) or _mxfp4(situation))
 
 
 def _need(situation: Situation) -> Need | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,11 @@ def bins(situation: Situation) -> int:
 
 
 def _need(situation: Situation) -> Need | None:
-    if situation.quantization != "w4afp8" or not situation.experts or not parse(os.environ.get(SETTING, "count")):
+    if (
+        situation.quantization != "w4afp8"
+        or not situation.experts
+        or not parse(situation.environment.get(SETTING, "count"))
+    ):
         return None
     return Need("each W4A8 expert layer would sort its routes", required=False)
 
