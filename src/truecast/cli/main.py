@@ -26,6 +26,7 @@ VERBS = (
     "doctor",
     "launch",
     "smoke",
+    "compare",
 )
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
 
