@@ -19,7 +19,7 @@ def _scales(ground: Ground) -> Verdict:
     if ground.model is None:
         return skipped("no checkpoint is given (--for)")
     if not ground.model.problems:
-        return passed(f"{ground.model.packed} matrices of {ground.model.format}, each with all its parts")
+        return passed(f"{ground.model.packed:,} matrices of {ground.model.format}, each with all its parts")
     told = "; ".join(f"{p.where}: {p.problem}" for p in ground.model.problems[:SHOWN])
     more = len(ground.model.problems) - SHOWN
     return failed(
@@ -143,7 +143,9 @@ def _room(ground: Ground) -> Verdict:
     )
     if room and room < 2 * LEAST_ANSWER:
         return failed(f"only {room} tokens for question, thinking and answer", f"raise --context-length; {advice}")
-    return passed(f"{room or 'unstated'} tokens for question, thinking and answer; {advice}")
+    return passed(
+        f"{f'{room:,}' if room else 'an unstated number of'} tokens for question, thinking and answer; {advice}"
+    )
 
 
 CHECKS = (
