@@ -15,7 +15,7 @@ from truecast.serve.smoke.smoke import CHECKS as QUESTIONS
 from truecast.verify.check.rules import RULES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "model-cards.md").read_text(encoding="utf-8")
-ROWS = {key: rest for key, rest in re.findall(r"^\| `([^`]+)` \| (.+) \|$", PAGE, re.MULTILINE)}
+ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", PAGE, re.MULTILINE))
 
 CARDS = {
     "N, the cast": """kept-modules data-free global-scale seventeen-binades every-block no-gain bf16-size card-config
@@ -84,7 +84,7 @@ def test_each_rule_and_question_exists() -> None:
 
 
 def test_each_check_of_the_doctor_exists() -> None:
-    named = {name for name in re.findall(r"`([a-z0-9]+\.[a-z0-9-]+)`", PAGE.partition("## N: five")[2])}
+    named = set(re.findall(r"`([a-z0-9]+\.[a-z0-9-]+)`", PAGE.partition("## N: five")[2]))
     named = {name for name in named if not name.endswith(FILES) and name not in ROWS}
     assert len(named) > 30
     assert named <= {check.id for check in CHECKS}
