@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.serve.doctor.made import check_of
-from truecast.serve.doctor.fit import CHECKS
+from truecast.serve.doctor.fit import CHECKS, fit_of
 from truecast.serve.doctor.ground import Ground
+from truecast.serve.launch.draft import draft_of
+from truecast.serve.launch.plan import Draft, plan_launch
 from truecast.serve.stored_model import StoredModel
 from truecast.serve.topology import read_topology
+from truecast.serve.weights import Weights
 
 SEED = {
     "--tp-size": "32",
@@ -76,3 +79,16 @@ def test_a_fraction_that_is_none(k3: StoredModel, text: str) -> None:
     arguments = {**SMALL, "--mem-fraction-static": text}
     report = doctor(Ground(model=k3, topology=read_topology("h200:1x8"), arguments=arguments), tuple(CHECKS))
     assert [f.status for f in report.findings] == ["UNKNOWN"]
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_draft_takes_the_memory_that_launch_reckons(k3: StoredModel, here: bool) -> None:
+    """Named as a repository it takes the published draft's; as a folder what its own weights take."""
+    config = {"architectures": ["DSparkDraftModel"], "block_size": 7}
+    stored = replace(k3, location="/draft", config=config, weights=Weights(0, 2 * 10**9, 0)) if here else None
+    draft = draft_of(stored) if stored else Draft("RadixArk/Kimi-K3-DSpark")
+    topology = read_topology("gh200:8x4")
+    plan = plan_launch(k3, topology, version="0.5.20", draft=draft)
+    arguments = {setting.name: setting.value or "" for setting in plan.arguments}
+    fit = fit_of(Ground(model=k3, topology=topology, arguments=arguments, draft=stored))
+    assert fit.parts["draft model"] > 0 and (fit.parts, fit.kv_tokens) == (plan.fit.parts, plan.fit.kv_tokens)

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
+from truecast.serve.doctor.setting import dspark
 from truecast.serve.forecast.memory import MemoryFit, mem_fraction, memory_fit
+from truecast.serve.launch.case import Draft
+from truecast.serve.launch.speculation import draft_memory
 
 LONG = 8192
 """Tokens of KV cache below which a server is of little use: one answer of a model that reasons."""
@@ -26,7 +29,7 @@ def fit_of(ground: Ground) -> MemoryFit:
     fraction = float(given) if given else mem_fraction(gpu, tp, prefill_tokens=chunk, graph_batch=graphs)
     speculates = ground.argument("--speculative-algorithm") is not None
     block = ground.number("--speculative-dspark-block-size", 0)
-    draft = ground.draft.weights.per_gpu(tp) if ground.draft is not None else 0
+    draft, draft_kv = _draft(ground, tp)
     return memory_fit(
         ground.model, gpu, tp, ep,
         mem_fraction=fraction,
@@ -38,10 +41,24 @@ def fit_of(ground: Ground) -> MemoryFit:
         window=ground.number("--speculative-num-draft-tokens", block + 1) if speculates else 0,
         replay=ground.argument("--enable-linear-replayssm-spec") is not None,
         draft_bytes=draft,
+        draft_kv_bytes=draft_kv,
         symmetric_memory=ground.argument("--enable-symm-mem") is not None,
         prefill_tokens=chunk,
         graph_batch=graphs,
     )  # fmt: skip
+
+
+def _draft(ground: Ground, tp: int) -> tuple[int, int]:
+    """Bytes on a GPU of the draft's weights, and of its cache a token: as ``truecast launch`` reckons for DSPARK.
+
+    A repository that is not here counts as the published draft.
+    """
+    stored, named = ground.draft, ground.argument("--speculative-draft-model-path")
+    if dspark(ground) and stored is not None:
+        return draft_memory(Draft(stored.location, stored.config, stored.weights.total), tp)
+    if dspark(ground) and named is not None:
+        return draft_memory(Draft(named), tp)
+    return (stored.weights.per_gpu(tp) if stored is not None else 0), 0
 
 
 def _fits(ground: Ground) -> Verdict:

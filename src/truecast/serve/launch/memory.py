@@ -55,7 +55,8 @@ def fitted(case: Case) -> tuple[Case, float, MemoryFit]:
 
 def fit_at(case: Case, share: float) -> MemoryFit:
     """Bytes on each GPU with that share of memory for weights, states and KV cache."""
-    split, (draft, draft_kv) = case.split, speculation.draft_memory(case)
+    split = case.split
+    draft, draft_kv = speculation.draft_memory(case.draft, split.tp)
     return memory_fit(
         case.model, case.gpu, split.tp, split.ep, mem_fraction=share,
         kv_bytes=attention.kv_bytes(case),

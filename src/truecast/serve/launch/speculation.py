@@ -52,12 +52,15 @@ def block(case: Case) -> int:
     return min(wanted, most) if most else wanted
 
 
-def draft_memory(case: Case) -> tuple[int, int]:
-    """Bytes on a GPU of the draft's weights, and of its cache a token. Where the draft is not here, the published one's."""
-    if case.draft is None:
+def draft_memory(draft: Draft | None, tp: int) -> tuple[int, int]:
+    """Bytes on each of ``tp`` GPUs of the draft's weights, and of its cache a token.
+
+    Where the draft is not here, the published one's. Without a draft: zeros.
+    """
+    if draft is None:
         return 0, 0
-    weights, cache = dspark_bytes(case.split.tp)
-    return round(weights * case.draft.bytes / DRAFT_BYTES) if case.draft.bytes else weights, cache
+    weights, cache = dspark_bytes(tp)
+    return round(weights * draft.bytes / DRAFT_BYTES) if draft.bytes else weights, cache
 
 
 def speculation_settings(case: Case) -> list[Setting]:
