@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from examples.shaped import kimi_k3
 from tests.serve.doctor.cases import EP, MLA, finding, statuses
 from tests.serve.doctor.conftest import MakeSite, ground, recast
+from truecast.checkpoint.source import open_checkpoint
+from truecast.convert import Target, convert
 from truecast.engines.sglang.fixes import FIXES
-from truecast.serve.stored_model import StoredModel
+from truecast.serve.doctor import arguments
+from truecast.serve.doctor.doctor import doctor
+from truecast.serve.doctor.faults import CHECKS
+from truecast.serve.launch.plan import plan_launch
+from truecast.serve.stored_model import StoredModel, stored_model
+from truecast.serve.topology import read_topology
 
 GH200 = "gh200:8x4"
 
@@ -84,3 +94,31 @@ def test_every_fix_has_a_check(make_site: MakeSite) -> None:
 def test_nvfp4_on_blackwell_does_not_meet_marlins_faults(make_site: MakeSite, small_k3: StoredModel) -> None:
     told = statuses(ground(make_site(), "b200:2x8", "--tp-size 16", model=recast(small_k3, "nvfp4-modelopt")))
     assert told["fault.situ-nvfp4"] == told["fault.nvfp4-twins"] == told["kernel.sm90a"] == "SKIP"
+
+
+@pytest.mark.parametrize("attention", ["fp8", "bf16"])
+def test_converted_to_w4afp8_both_fixes_are_required_and_the_remedy_comes_once(
+    make_site: MakeSite, tmp_path: Path, attention: str
+) -> None:
+    """With the quantization_config that ``convert`` writes, by launch and by doctor."""
+    shape = kimi_k3.K3Shape(layers=4, experts=8, latent=512, expert_width=512, hidden=256, heads=8, head_dim=128)
+    kimi_k3.make(tmp_path / "k3", shape=shape)
+    convert(tmp_path / "k3", tmp_path / "w4", Target("w4afp8", attention=attention))
+    model = stored_model(open_checkpoint(tmp_path / "w4"))
+    plan = plan_launch(model, read_topology("gh200:1x4"), version="0.5.20")
+    for name in ("situ-w4afp8", "w4afp8-config"):
+        assert any(note.startswith(f"plug-in, required: {name}: ") for note in plan.notes), plan.notes
+    environment = {"SGLANG_EXPERT_LOAD_FILTER": "8", "K3_W4_SRC2DST": "count"}
+    words = "--tp-size 4 --ep-size 4 --moe-runner-backend cutlass"
+    given = ground(make_site(), "gh200:1x4", words, model=model, environment=environment)
+    told = {f.id: f for f in doctor(given, tuple(CHECKS)).findings if f.status in ("WARN", "FAIL")}
+    assert {i for i, f in told.items() if f.status == "FAIL"} == {
+        "plugin.installed", "fault.situ-w4afp8", "fault.w4afp8-config"
+    }  # fmt: skip
+    assert [i for i, f in told.items() if "pip install" in f.remedy] == ["plugin.installed"]
+    for name in (i for i in told if i.startswith("fault.")):
+        assert told[name].remedy.startswith("see plugin.installed") and "plug-in" not in told[name].evidence
+        assert name.removeprefix("fault.") in told["plugin.installed"].evidence
+    assert "kda-precompile" not in told["plugin.installed"].evidence, "0.5.20 has not got it"
+    (variables,) = (f for f in doctor(given, arguments.CHECKS).findings if f.id == "environment.patch-only")
+    assert all(f"{name}={value}" in variables.evidence for name, value in environment.items())

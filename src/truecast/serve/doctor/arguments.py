@@ -7,7 +7,7 @@ import re
 
 from truecast.engines.sglang.fix import Fix
 from truecast.engines.sglang.fixes import FIXES
-from truecast.serve.doctor.faults import plugin_state
+from truecast.serve.doctor.faults import ABSENT, PLUGIN, plugin_state
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, warned
 from truecast.serve.doctor.ground import Ground
 from truecast.serve.doctor.setting import no_sglang
@@ -82,6 +82,7 @@ def _patch_only(ground: Ground) -> Verdict | list[Verdict]:
     if not held:
         return passed(f"none of {', '.join(PATCH_ONLY)} is set")
     told: list[Verdict] = []
+    absent = []
     for name in held:
         value = f"{name}={ground.environment[name]}"
         if _reads(ground.installation, name):
@@ -90,13 +91,18 @@ def _patch_only(ground: Ground) -> Verdict | list[Verdict]:
         why = plugin_state(ground, _fix(PATCH_ONLY[name]))
         if why is None:
             told.append(passed(f"{value} is read by the plug-in's {PATCH_ONLY[name]}"))
+        elif why == ABSENT:
+            absent.append(value)
         else:
             told.append(
                 warned(
                     f"{value} does nothing: SGLang {ground.installation.version} does not read it, and {why}",
-                    "install the plug-in (docs/sglang.md), or unset it",
+                    "let the plug-in mend it, or unset it",
                 )
             )
+    if absent:
+        evidence = f"SGLang {ground.installation.version} reads none of {', '.join(absent)}, and {ABSENT}"
+        told.append(warned(evidence, f"see {PLUGIN}, or unset them"))
     return told
 
 

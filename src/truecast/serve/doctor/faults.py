@@ -14,10 +14,12 @@ from truecast.engines.sglang.fix import Fix, Need
 from truecast.engines.sglang.fixes import FIXES
 from truecast.engines.sglang.situation import Situation
 from truecast.errors import UsageError
-from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
+from truecast.serve.doctor.finding import Check, Status, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
 from truecast.serve.doctor.setting import OTHER_VERSION, no_sglang, numbers, situation
 
+PLUGIN = "plugin.installed"
+ABSENT = "the plug-in is not installed there"
 INSTALL = "pip install --no-deps truecast into SGLang's environment (docs/sglang.md)"
 _ANOTHER = {
     "fp8-kv-gather": "or set --max-total-tokens, such as 524288, so that a whole pool in BF16 still fits",
@@ -45,7 +47,7 @@ def plugin_state(ground: Ground, fix: Fix) -> str | None:
     """Why the plug-in does not mend this; None where it does. Raises: UsageError for a bad ``TRUECAST_SGLANG``."""
     assert ground.installation is not None
     if "truecast" not in ground.installation.plugins:
-        return "the plug-in is not installed there"
+        return ABSENT
     only = ground.environment.get("SGLANG_PLUGINS", "")
     if only and "truecast" not in [name.strip() for name in only.split(",")]:
         return f"SGLANG_PLUGINS={only} leaves the plug-in out"
@@ -97,11 +99,11 @@ def _verdict(ground: Ground, fix: Fix, need: Need) -> Verdict:
     why = plugin_state(ground, fix)
     if why is None:
         return passed(f"{need.why}; the plug-in mends it ({fix.summary})")
-    remedy = f"{INSTALL}, and do not leave {fix.name} out"
+    remedy = f"see {PLUGIN}" if why == ABSENT else f"do not leave {fix.name} out"
     if fix.name in _ANOTHER:
         remedy += f"; {_ANOTHER[fix.name]}"
     say = failed if need.required else warned
-    return say(f"{need.why}; SGLang {version} has the fault, and {why}", remedy)
+    return say(f"{need.why}; SGLang {version} has the fault" + ("" if why == ABSENT else f", and {why}"), remedy)
 
 
 def _fp8_kv(ground: Ground) -> Verdict:
@@ -133,27 +135,28 @@ def _named(name: str) -> Fix:
     return next(fix for fix in FIXES if fix.name == name)
 
 
+def _run_of(fix: Fix) -> Callable[[Ground], Verdict]:
+    return _fp8_kv if fix.name == "fp8-kv-gather" else _fault(fix)
+
+
 def _installed(ground: Ground) -> Verdict:
+    """The one place that says how to get the plug-in; the findings of the faults point here."""
     if said := no_sglang(ground):
         return said
     assert ground.installation is not None
-    wanted = []
-    if ground.model is not None:
-        here = _situation(ground)
-        wanted = [(fix, need) for fix in FIXES if (need := fix.need(here)) is not None]
+    found = {fix.name: _run_of(fix)(ground).status for fix in FIXES}
+    wanted = [name for name, status in found.items() if status in (Status.WARN, Status.FAIL)]
+    unsure = [name for name, status in found.items() if status is Status.UNKNOWN]
     if not ground.installation.plugins.get("truecast"):
-        names = ", ".join(fix.name for fix, _ in wanted)
-        if ground.model is not None and not wanted:
+        if ground.model is not None and not wanted and not unsure:
             return passed("this model with these arguments wants none of its fixes")
-        say = failed if any(need.required for _, need in wanted) else warned
-        root = ground.installation.root
-        return say(
-            f"no distribution truecast with the entry point sglang.srt.plugins in {root}"
-            + (f"; this deployment wants {names}" if names else ""),
-            INSTALL,
-        )
-    if left := {plugin_state(ground, fix): fix.name for fix, _ in wanted if plugin_state(ground, fix)}:
-        return warned("; ".join(filter(None, left)), "unset what leaves fixes out, unless you mean it")
+        told = [f"no distribution truecast with the entry point sglang.srt.plugins in {ground.installation.root}"]
+        told += [f"this deployment {word} {', '.join(names)}"
+                 for word, names in (("wants", wanted), ("may want", unsure)) if names]  # fmt: skip
+        say = failed if Status.FAIL in found.values() else warned
+        return say("; ".join(told), INSTALL)
+    if left := {why: None for name in wanted if (why := plugin_state(ground, _named(name)))}:
+        return warned("; ".join(left), "unset what leaves fixes out, unless you mean it")
     chosen(FIXES, ground.environment)  # a bad setting ends the server at start
     return passed(f"truecast {ground.installation.versions.get('truecast')} is found by SGLang as a plug-in")
 
@@ -171,14 +174,12 @@ def _checked(run: Callable[[Ground], Verdict]) -> Callable[[Ground], Verdict]:
 
 
 CHECKS = (
-    Check(
-        "plugin.installed", "truecast's plug-in is installed beside SGLang", _checked(_installed), ("docs/sglang.md",)
-    ),
+    Check(PLUGIN, "truecast's plug-in is installed beside SGLang", _checked(_installed), ("docs/sglang.md",)),
     *(
         Check(
             f"fault.{fix.name}",
             f"not met, or mended: {fix.summary}",
-            _checked(_fp8_kv if fix.name == "fp8-kv-gather" else _fault(fix)),
+            _checked(_run_of(fix)),
             _SOURCES[fix.name],
         )
         for fix in FIXES
