@@ -29,7 +29,7 @@ def test_the_trained_model_on_one_gpu(cli: Cli) -> None:
     start = lines.index("sglang serve \\")
     assert f"  --model-path {NANO} \\" in lines[start:] and "  --port 30000" in lines
     why = outcome.out.partition("\nsetting ")[2]
-    assert "--mem-fraction-static" in why and "SGLang 0.5.17, throughput, one replica on 1 GPUs of h200:1x1" in why
+    assert "--mem-fraction-static" in why and "SGLang 0.5.17, throughput, one replica on 1 GPU of h200:1x1" in why
     assert "ready after" in why and "plug-in, wanted: fp8-kv-gather" in why
 
 

@@ -13,6 +13,7 @@ from truecast.checkpoint.source import open_checkpoint
 from truecast.cli.launch_run import add_run_arguments, check_run_arguments, start, write
 from truecast.cli.output import gigabytes, positive, print_result, table
 from truecast.errors import UsageError
+from truecast.report.words import counted
 from truecast.serve.forecast.speed import Forecast
 from truecast.serve.installed import Installation, find_installation
 from truecast.serve.launch.draft import read_draft
@@ -125,7 +126,7 @@ def _render(console: Console, plan: LaunchPlan, files: Sequence[Path]) -> None:
 
 
 def _where(plan: LaunchPlan) -> str:
-    one = f"{plan.tp} GPUs" + (f" on {plan.nodes_per_replica} nodes" if plan.nodes_per_replica > 1 else "")
+    one = counted(plan.tp, "GPU") + (f" on {plan.nodes_per_replica} nodes" if plan.nodes_per_replica > 1 else "")
     if plan.replicas == 1:
         return f"one replica on {one} of {plan.topology}"
     if plan.nodes_per_replica > 1:

@@ -77,6 +77,8 @@ def test_every_difference_is_explained(launch: Launch, options: dict[str, object
     plan = launch("w4afp8", "gh200:8x4", **options)
     assert explained(plan) == ADDED | {"--model-path"} | names
     assert not [note for note in plan.notes if "does not want it" in note]
+    reasons = [setting.why for setting in (*plan.environment, *plan.arguments)]
+    assert not [note for note in plan.notes if any(why in note for why in reasons if len(why) > 20)], "told once"
 
 
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.20", "0.5.23"])
@@ -96,6 +98,8 @@ def test_the_nvfp4_card_on_two_nodes_of_b200(launch: Launch, version: str) -> No
     assert first[first.index("0") - 1] == "--node-rank"
     told = [note for note in plan.notes if note.startswith("model card PatronusAI/kimi-k3-nvfp4")]
     assert [note.split(", ")[1][0] for note in told[:5]] == list("12345") and len(told) == 6
+    barrier = int(environment["SGLANG_UNBALANCED_MODEL_LOADING_TIMEOUT_S"].value or 0)
+    assert f"the load barrier is {barrier:,} s through" in told[2]
 
 
 def test_the_fp4_fast_path_is_taken_only_with_input_scales_and_from_0_5_18_on(launch: Launch) -> None:

@@ -77,7 +77,7 @@ def fraction_setting(case: Case, share: float) -> list[Setting]:
     if not case.streams:
         return []
     rule, ranks = fraction(case), f"{case.split.tp} rank{'s' if case.split.tp > 1 else ''}"
-    why = f"SGLang's own rule for prefill in chunks of {PREFILL_CHUNK}, {case.streams} requests and {ranks}"
+    why = f"SGLang's own rule for prefill in chunks of {PREFILL_CHUNK:,}, {case.streams} requests and {ranks}"
     if "vision_config" in case.model.config:
         why += ", less what it keeps for a vision tower"
     if share > rule:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from truecast.serve.launch.case import CARD_000, CARD_003, Case
+from truecast.serve.launch.environment import BARRIER
 from truecast.serve.launch.setting import Setting
 
 
@@ -87,7 +88,8 @@ def published_for(case: Case, topology: str) -> Published | None:
 
 
 def differences(case: Case, topology: str, environment: Sequence[Setting], arguments: Sequence[Setting]) -> list[str]:
-    """One line for each flag or variable that is new, gone or has another value, with the reason."""
+    """One line for each flag or variable that is new, gone or has another value; gone ones with the reason, for the others
+    it stands with the setting."""
     card = published_for(case, topology)
     if card is None:
         return list(_requirements(case, topology, environment, arguments))
@@ -104,10 +106,10 @@ def _compare(case: Case, card: Mapping[str, str | None], plan: Sequence[Setting]
         if name not in ours:
             yield f"{name} is left out: {_absent(case, name)}"
         elif ours[name].value != value:
-            yield f"{name} {ours[name].value} for {value}: {ours[name].why}"
+            yield f"{name} {ours[name].value} for {value}"
     for setting in plan:
         if setting.name not in card:
-            yield f"{setting.name} is added: {setting.why}"
+            yield f"{setting.name} is added"
 
 
 def _absent(case: Case, name: str) -> str:
@@ -134,7 +136,7 @@ def _requirements(
         else "not needed with that backend"
     )
     yield f"{CARD_000}, 2: SiTU in modelopt_quant.py: {mended}"
-    yield f"{CARD_000}, 3: the load barrier is {wait} s through truecast's plug-in in place of the patch"
+    yield f"{CARD_000}, 3: the load barrier is {int(wait or BARRIER):,} s through truecast's plug-in in place of the patch"
     timeout = values.get("--dist-timeout")
     yield f"{CARD_000}, 4: " + (
         f"--dist-timeout {timeout}" if timeout else "no repack for Marlin, so no --dist-timeout"

@@ -78,7 +78,7 @@ def rank_settings(split: Split) -> list[Setting]:
         found.append(Setting("--ep-size", str(split.ep), split.why))
     if split.nodes > 1:
         found += [
-            Setting("--nnodes", str(split.nodes), f"{split.per_node} GPUs each"),
+            Setting("--nnodes", str(split.nodes), f"{split.per_node} GPU{'s' if split.per_node > 1 else ''} each"),
             Setting("--node-rank", "$NODE_RANK", "all that differs between nodes", shell=True),
             Setting("--dist-init-addr", f"$HEAD:{RENDEZVOUS}", "where the ranks meet, on the first node", shell=True),
         ]
