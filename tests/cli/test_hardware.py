@@ -65,13 +65,21 @@ def test_what_hopper_is_told(k3: Path, cli: Cli) -> None:
     assert "have no sm_90a code" in text
     assert re.search(r"^mxfp4 compressed-tensors, as it is +0 ", text, re.MULTILINE)
     assert re.search(r"^    SGLang 0.5.20 +Marlin +BF16 +no fault known +\[1\]", block(text, "mxfp4"), re.MULTILINE)
+    assert "with truecast's plug-in: stops (situ-w4afp8, w4afp8-config)" in block(text, "w4afp8 sglang")
     x86 = cli("plan", k3, "--hardware", "h200").out
     assert "sm_90a" not in x86
+    mended = "      with truecast's plug-in: no fault known "
+    assert f"{mended}(situ-nvfp4)\n" in block(x86, "nvfp4") and f"{mended}(situ-w4afp8, w4afp8-config)" in x86
+    assert "refuses situ at the first forward pass; truecast's plug-in mends it (situ-nvfp4)" in x86
+    assert "`truecast doctor` says whether it is installed" in " ".join(x86.split())
+    (route, *_) = forms(cli("plan", k3, "--hardware", "h200", "--json").json)["nvfp4", "modelopt"]["routes"]
+    assert (route["verdict"], route["verdict_with_plugin"]) == ("stops", "no fault known")
+    assert route["faults"][0]["mended_by"] == "situ-nvfp4"
 
 
 def test_what_blackwell_is_told(k3: Path, cli: Cli) -> None:
     text = cli("plan", k3, "--hardware", "b200").out
-    assert "Marlin" not in text and "Hopper" not in text
+    assert "Marlin" not in text and "Hopper" not in text and "plug-in" not in text
     assert re.search(r"^    no kernel \[\d+\]$", block(text, "w4afp8 sglang"), re.MULTILINE)
     assert "no engine that was looked at has a kernel for this format on this GPU" in text
     assert re.search(r"SGLang 0.5.20 +FlashInfer TRT-LLM +MXFP8", block(text, "mxfp4"))

@@ -9,7 +9,9 @@ import pytest
 from examples.shaped.kimi_k3 import FULL, shards
 from tests.serve.test_parallel import HEADS, bank
 from truecast.checkpoint.header import nbytes_of
+from truecast.engines.sglang.fixes import FIXES
 from truecast.errors import UsageError
+from truecast.families.kimi_k3 import KIMI_K3
 from truecast.serve import GPUS, Candidate, Choice, Weights, choices, find_gpu, legal_parallel, weights_of
 from truecast.serve.engines import ROUTES, W4A16
 
@@ -117,6 +119,32 @@ def test_verdicts_tell_remarks_from_blockers() -> None:
     }
     for (target, dialect), verdicts in expected.items():
         assert [row.verdict for row in rows(target, dialect, "h200")] == verdicts
+
+
+def test_what_the_plug_in_mends_is_told_beside_what_is_left() -> None:
+    def told(target: str, dialect: str, gpu: str) -> tuple[str, str]:
+        first = rows(target, dialect, gpu)[0]
+        return first.verdict, first.verdict_with_plugin
+
+    assert told("nvfp4", "modelopt", "h200") == ("stops", "no fault known")
+    assert told("w4afp8", "sglang", "h200") == ("wrong result", "no fault known")
+    assert told("w4afp8", "sglang", "gh200") == ("wrong result", "stops"), "no hook brings code for sm_90a"
+    assert told("nvfp4", "modelopt", "b200") == ("no fault known", "no fault known")
+    for gpu in ("h200", "b200"):
+        dropped = ("wrong result", "wrong result")
+        assert told("nvfp4", "compressed-tensors", gpu) == dropped, "the plug-in does not load dropped experts"
+    gelu = choices([k3("nvfp4", "modelopt")], find_gpu("h200"), family="generic", function="gelu")[0]
+    assert (gelu.verdict, gelu.verdict_with_plugin) == ("stops", "stops"), "Marlin has no other activation"
+
+
+def test_each_fix_that_is_named_exists() -> None:
+    named = {fault.mended_by for route in ROUTES for fault in route.faults_for("kimi_k3", "situ", "aarch64")} - {""}
+    assert named == {"situ-nvfp4", "situ-w4afp8", "w4afp8-config", "marlin-ep-tile"}
+    fixes = {fix.name for fix in FIXES}
+    assert named <= fixes
+    assert all(set(route.mends.values()) <= fixes for route in ROUTES)
+    notes = " ".join(KIMI_K3.engine_notes.values())
+    assert [name for name in ("situ-nvfp4", "situ-w4afp8", "w4afp8-config") if name not in notes] == []
 
 
 def test_gpus_are_found_by_name() -> None:

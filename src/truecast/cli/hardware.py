@@ -154,7 +154,8 @@ def _estimate(found: Estimate | None) -> dict[str, Any] | None:
 
 def _route(choice: Choice) -> dict[str, Any]:
     route = choice.route
-    said = {"verdict": choice.verdict, "faults": [asdict(fault) for fault in choice.faults]}
+    verdicts = {"verdict": choice.verdict, "verdict_with_plugin": choice.verdict_with_plugin}
+    said = {**verdicts, "faults": [asdict(fault) for fault in choice.faults]}
     if route is None:
         return {"engine": None, **said}
     named = {key: getattr(route, key) for key in ("engine", "kernel", "activations", "weights", "options")}

@@ -52,6 +52,9 @@ def render(console: Console, document: Mapping[str, Any]) -> None:
             _print_wrapped(console, "fits on no power of two of these GPUs over which it may be split", "    ")
         for route in form["routes"]:
             console.print("    " + _route(route, columns, notes))
+            if fixes := _fixes(route):
+                told = f"with truecast's plug-in: {route['verdict_with_plugin']} ({', '.join(fixes)})"
+                _print_wrapped(console, told, "      ")
     console.print("")
     for line in _statements(document):
         _print_wrapped(console, line, "")
@@ -126,12 +129,25 @@ def _route(route: Mapping[str, Any], columns: Sequence[int], notes: _Notes) -> s
     if route["engine"] is None:
         return f"no kernel {notes.mark(fault['text'] for fault in route['faults'])}"
     cells = [route["engine"], route["kernel"], route["activations"], route["verdict"]]
-    texts = [fault["text"] for fault in route["faults"]]
+    texts = [_fault(fault) for fault in route["faults"]]
     if route["weights"] != "as stored":
         texts.append(f"weights: {route['weights']}")
     if route["options"]:
         texts.append(f"started with {route['options']}")
     return f"{_line(cells, columns, left=True)}  {notes.mark(texts)}".rstrip()
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    mends = fault["mended_by"]
+    return f"{fault['text']}; truecast's plug-in mends it ({mends})" if mends else fault["text"]
+
+
+def _fixes(route: Mapping[str, Any]) -> list[str]:
+    """Fixes of the plug-in that mend what makes the verdict, each once; none where another fault weighs as much."""
+    if route["verdict_with_plugin"] == route["verdict"]:
+        return []
+    weighty = (fault for fault in route["faults"] if fault["verdict"] != "no fault known")
+    return list(dict.fromkeys(fault["mended_by"] for fault in weighty if fault["mended_by"]))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], left: bool = False) -> str:
@@ -153,6 +169,11 @@ def _statements(document: Mapping[str, Any]) -> list[str]:
         " was run): no fault known; not established; stops; wrong result. The notes say why.",
     ]
     forms = [form for form in document["forms"] if not form["not_possible"]]
+    if any(fault["mended_by"] for form in forms for route in form["routes"] for fault in route["faults"]):
+        lines.append(
+            "truecast's plug-in mends some of SGLang's faults at start (docs/sglang.md). `truecast doctor` says whether it"
+            " is installed, and whether the SGLang there has the fault."
+        )
     sampled = [form["weight_error"] for form in forms if form["weight_error"]["kind"] == "sampled"]
     if sampled:
         lines += _samples(sampled)

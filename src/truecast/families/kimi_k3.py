@@ -37,14 +37,15 @@ KIMI_K3 = Family(
             "nvfp4",
             "modelopt",
         ): "on Blackwell SGLang serves it with --moe-runner-backend flashinfer_trtllm; on Hopper SGLang"
-        " up to 0.5.23 rejects the activation (situ) at the first forward pass, although its Marlin kernels have it",
+        " up to 0.5.23 rejects the activation (situ) at the first forward pass, although its Marlin kernels have it:"
+        " truecast's plug-in mends that (situ-nvfp4, docs/sglang.md)",
         ("nvfp4", "compressed-tensors"): "SGLang up to 0.5.23 drops these experts without an error (it renames"
         " weight_packed); serve this dialect with vLLM, or convert with --dialect modelopt",
         (
             "w4afp8",
             "sglang",
         ): "SGLang 0.5.20 as released cannot serve it: it drops ignored_layers and stops while it loads,"
-        " and computes SiLU instead of situ",
+        " and computes SiLU instead of situ: truecast's plug-in mends both (w4afp8-config, situ-w4afp8; docs/sglang.md)",
         (
             "w4afp8",
             "compressed-tensors",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from truecast.errors import UsageError
-from truecast.serve.engines import Fault, Route, routes, verdict
+from truecast.serve.engines import Fault, Route, routes, verdict, with_plugin
 from truecast.serve.hardware import Gpu
 from truecast.serve.parallel import LIMIT, Parallel
 from truecast.serve.weights import Weights
@@ -50,6 +50,11 @@ class Choice:
     def verdict(self) -> str:
         """What comes of it, as read in the engine's source."""
         return verdict(self.faults)
+
+    @property
+    def verdict_with_plugin(self) -> str:
+        """The same where truecast's plug-in is installed beside the engine."""
+        return with_plugin(self.faults)
 
 
 def choices(

@@ -12,7 +12,7 @@ transform.py, which keeps twelve binades and rounds again outside them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 SGLANG, VLLM = "SGLang 0.5.20", "vLLM 0.33"
 HOPPER, BLACKWELL = frozenset({90}), frozenset({100, 103})
@@ -24,10 +24,15 @@ WINDOW = "as stored while an expert's scales lie within 12 binades (no weight er
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something known against a route. ``verdict``: what it amounts to, one of :data:`VERDICTS`."""
+    """Something known against a route. ``verdict``: what it amounts to, one of :data:`VERDICTS`.
+
+    ``mended_by``: the fix of truecast's plug-in (:mod:`truecast.engines.sglang.fixes`) that mends it, "" for none.
+    Whether the plug-in is installed is not asked here but by ``truecast doctor``.
+    """
 
     text: str
     verdict: str = "no fault known"
+    mended_by: str = ""
 
 
 VERDICTS = ("wrong result", "stops", "not established", "no fault known")
@@ -39,6 +44,7 @@ class Route:
     """One way in which an engine computes routed experts of one format.
 
     ``functions``: hidden activations (``hidden_act``) that it computes; ``otherwise``: what happens with another one.
+    ``mends``: which fix of the plug-in adds a function, by the function.
     """
 
     engine: str
@@ -54,12 +60,15 @@ class Route:
     faults: tuple[Fault, ...] = ()
     aarch64_faults: tuple[Fault, ...] = ()
     family_faults: dict[str, tuple[Fault, ...]] = field(default_factory=dict)
+    mends: dict[str, str] = field(default_factory=dict)
 
     def faults_for(self, family: str, function: str | None, host: str) -> tuple[Fault, ...]:
         """Everything known against this route for a model family, a hidden activation and a host architecture."""
         found = list(self.faults)
         if function is not None and function not in self.functions:
-            found.insert(0, Fault(self.otherwise.text.format(function), self.otherwise.verdict))
+            otherwise = replace(self.otherwise, text=self.otherwise.text.format(function))
+            mends = self.mends.get(function, "")
+            found.insert(0, replace(otherwise, mended_by=mends) if mends else otherwise)
         if host == "aarch64":
             found += self.aarch64_faults
         return (*found, *self.family_faults.get(family, ()))
@@ -70,10 +79,16 @@ def verdict(faults: Iterable[Fault]) -> str:
     return min((fault.verdict for fault in faults), key=VERDICTS.index, default="no fault known")
 
 
+def with_plugin(faults: Iterable[Fault]) -> str:
+    """The worst that these faults amount to where truecast's plug-in is installed."""
+    return verdict(fault for fault in faults if not fault.mended_by)
+
+
 _COMMON = frozenset({"silu", "gelu", "situ"})
 _GATED = frozenset({"silu", "situ"})
 _MXFP4 = frozenset({"compressed-tensors", "deepseek", "gpt-oss"})
-_NVFP4 = frozenset({"modelopt", "compressed-tensors"})
+_MODELOPT = frozenset({"modelopt"})
+_NVFP4 = _MODELOPT | {"compressed-tensors"}
 _UNKNOWN = Fault("it is not established that this kernel computes {}", "not established")
 _REFUSED = Fault("refuses {} at the first forward pass", "stops")
 _SKIPPED = Fault("vLLM passes this kernel over for {}", "stops")
@@ -94,7 +109,10 @@ _ACTIVATION_OVERRIDE = "quantization_config.moe.activation"
 ROUTES: tuple[Route, ...] = (
     Route(
         SGLANG, "mxfp4", _MXFP4, HOPPER, "Marlin", "BF16", EXACT, _GATED, _REFUSED, "--moe-runner-backend marlin",
-        (_MEMORY_ONLY, Fault("under EP its tile is chosen from local experts only: slow at small batches")),
+        (
+            _MEMORY_ONLY,
+            Fault("under EP its tile is chosen from local experts only: slow at small batches", mended_by="marlin-ep-tile"),
+        ),
         family_faults={"kimi_k3": (Fault("without that option the experts are expanded to BF16 at load"),)},
     ),
     Route(
@@ -106,22 +124,38 @@ ROUTES: tuple[Route, ...] = (
         "--moe-runner-backend flashinfer_mxfp4",
     ),
     Route(
-        SGLANG, "nvfp4", _NVFP4, HOPPER, "Marlin", "BF16", EXACT, frozenset({"silu"}), _REFUSED, "", (_MEMORY_ONLY,),
+        SGLANG, "nvfp4", _MODELOPT, HOPPER, "Marlin", "BF16", EXACT, frozenset({"silu"}), _REFUSED, "", (_MEMORY_ONLY,),
+        mends={"situ": "situ-nvfp4"},
     ),
     Route(
-        SGLANG, "nvfp4", _NVFP4, BLACKWELL, "FlashInfer TRT-LLM", "NVFP4", EXACT, _COMMON, _REFUSED,
+        SGLANG, "nvfp4", _NVFP4 - _MODELOPT, HOPPER, "Marlin", "BF16", EXACT, frozenset({"silu"}), _REFUSED, "",
+        (_MEMORY_ONLY,), family_faults={"kimi_k3": (_DROPS_PACKED,)},
+    ),
+    Route(
+        SGLANG, "nvfp4", _MODELOPT, BLACKWELL, "FlashInfer TRT-LLM", "NVFP4", EXACT, _COMMON, _REFUSED,
         "--moe-runner-backend flashinfer_trtllm", (_NO_INPUT_SCALES,),
+    ),
+    Route(
+        SGLANG, "nvfp4", _NVFP4 - _MODELOPT, BLACKWELL, "FlashInfer TRT-LLM", "NVFP4", EXACT, _COMMON, _REFUSED,
+        "--moe-runner-backend flashinfer_trtllm", (_NO_INPUT_SCALES,), family_faults={"kimi_k3": (_DROPS_PACKED,)},
     ),
     Route(
         SGLANG, "w4afp8", frozenset({"sglang"}), HOPPER, "CUTLASS W4A8",
         "FP8, one static scale a tensor", EXACT, frozenset({"silu"}), _WRONG,
         "",
         (
-            Fault("its config reader drops ignored_layers: modules kept in BF16 are taken for FP8", "stops"),
+            Fault(
+                "its config reader drops ignored_layers: modules kept in BF16 are taken for FP8", "stops", "w4afp8-config"
+            ),
             Fault("activation scales of 1.0 saturate at 448: calibrate, or check the largest activation"),
         ),
         (_NO_SM90A,),
-        {"kimi_k3": (Fault("stops while it builds or loads b_proj, because of those ignored layers", "stops"),)},
+        {
+            "kimi_k3": (
+                Fault("stops while it builds or loads b_proj, because of those ignored layers", "stops", "w4afp8-config"),
+            )
+        },
+        {"situ": "situ-w4afp8"},
     ),
     Route(
         SGLANG, "w4afp8", frozenset({"compressed-tensors"}), HOPPER, "CUTLASS W4A8",
