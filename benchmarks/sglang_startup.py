@@ -52,6 +52,10 @@ def main() -> None:
     parser.add_argument("--sglang", type=Path, required=True)
     parser.add_argument("--repeat", type=int, default=50)
     arguments = parser.parse_args()
+    load = os.getloadavg()[0]  # a busy machine spoils wall times
+    print(
+        f"load average {load:.1f} on {os.cpu_count()} cores: {'quiet' if load < 0.5 else 'NOT quiet'}", file=sys.stderr
+    )
     for program in PROGRAMS.values():  # compiled to .pyc, and in the page cache
         once(program, arguments.sglang)
     rounds = [{n: once(p, arguments.sglang) for n, p in PROGRAMS.items()} for _ in range(arguments.repeat)]
