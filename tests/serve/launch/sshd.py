@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-WANTED = "these tests run OpenSSH's server: apt-get install openssh-server (.ci/run does)"
+_NEEDED = {"sshd": SSHD, **{name: shutil.which(name) for name in ("ssh", "ssh-keygen")}}
+MISSING = ", ".join(name for name, path in _NEEDED.items() if path is None)
+"""Programs of OpenSSH that are not installed here, "" for none."""
+WANTED = f"no {MISSING} here; these tests run OpenSSH: apt-get install openssh-client openssh-server"
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def _state(pid: int) -> str:
 @contextmanager
 def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
     """Serve ssh until the context ends."""
-    assert SSHD is not None, WANTED
+    assert SSHD is not None
     folder.chmod(stat.S_IRWXU)
     (folder / "bin").mkdir()
     for name in ("host", "user"):

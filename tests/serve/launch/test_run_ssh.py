@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.conftest import Outcome
-from tests.serve.launch.sshd import Cluster, cluster
+from tests.serve.launch.sshd import MISSING, WANTED, Cluster, cluster
 
 NANO = Path(__file__).parents[3] / "examples" / "nano_k3" / "checkpoint"
 REFERENCE = f"""
@@ -38,6 +38,8 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory, environment: Mapping[str, str]) -> Iterator[Cluster]:
+    if MISSING:
+        pytest.skip(WANTED)
     with cluster(tmp_path_factory.mktemp("ssh"), environment) as found:
         yield found
 
