@@ -22,8 +22,9 @@ def per_document(
 ) -> list[dict[str, Any]]:
     """One row for each document, in order: ``document`` (index), ``id``, ``tokens``, ``mean``, ``interval``.
 
-    ``doc``, ``pos`` and ``kl`` ``[n]``: document, position in it and KL of each scored position. ``names``: ids by document index. The interval (nats per token) is of this document's own mean, from blocks of
-    ``BLOCK`` successive positions; None with fewer than ``ENOUGH_BLOCKS`` of them.
+    ``doc``, ``pos`` and ``kl`` ``[n]``: document, position in it and KL of each scored position. ``names``: ids by
+    document index. The interval (nats per token) is of this document's own mean, from blocks of ``BLOCK`` successive
+    positions; None with fewer than ``ENOUGH_BLOCKS`` of them.
     """
     order = np.argsort(doc, kind="stable")
     doc, pos, kl = doc[order], pos[order], kl[order]

@@ -17,6 +17,11 @@ PROBE_TIMEOUT_S = 60.0
 ANSWER_BYTES_OF_ENTRY = 256
 """More than JSON takes for one log-probability with its id, rank and text."""
 
+_OF_A_START = ("port", "host", "seed", "addr", "url", "log", "watchdog", "time", "file")
+"""Parts of names of arguments that differ from start to start and leave the figures as they are."""
+_SECRET = ("key", "password", "secret")
+"""Parts of names of arguments that go into no document."""
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -43,13 +48,14 @@ class Server:
             "version": self.version,
             "model": self.model,
             "context": self.context,
-            "arguments": dict(self.arguments),
+            "arguments": {k: v for k, v in self.arguments.items() if not _parts(k) & set(_SECRET)},
         }
 
     @property
     def identity(self) -> str:
-        """What must not change while it is asked."""
-        told = " ".join(f"{name}={value}" for name, value in sorted(self.arguments.items()))
+        """What must not change while it is asked; addresses, seeds and the like may."""
+        aside = {*_OF_A_START, *_SECRET}
+        told = " ".join(f"{name}={value}" for name, value in sorted(self.arguments.items()) if not _parts(name) & aside)
         return f"{self.engine} {self.version} {self.model} {told}"
 
 
@@ -85,3 +91,7 @@ def probe_tokens(server: Server) -> list[int] | None:
         return None
     found = answer.get("tokens") if isinstance(answer, dict) else None
     return found if isinstance(found, list) and all(type(t) is int for t in found) else None
+
+
+def _parts(name: str) -> set[str]:
+    return set(name.strip("-").split("-"))

@@ -57,7 +57,9 @@ def collect(
         raise InputError(
             error.problem,
             where=error.where,
-            fix="; ".join(w for w in (error.fix, f"{kept:,} of {len(documents):,} documents of the {side} are done") if w),
+            fix="; ".join(
+                w for w in (error.fix, f"{kept:,} of {len(documents):,} documents of the {side} are done") if w
+            ),
         ) from None
     return [found[i] for i in range(len(documents))]
 

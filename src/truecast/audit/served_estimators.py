@@ -75,7 +75,8 @@ def estimates(p: F64, q: F64, p_next: F64, q_next: F64, inside: NDArray[np.bool_
 
 def upper(lower: F64, tail: F64, spread: float) -> F64:
     """Upper bounds ``[n]`` where the log ratio of every token of the tail lies within ``spread`` of the tail's own."""
-    return lower + np.minimum(tail + ROUNDING, 1.0) * spread * np.tanh(spread / 2)
+    bound: F64 = lower + np.minimum(tail + ROUNDING, 1.0) * spread * np.tanh(spread / 2)
+    return bound
 
 
 def _tail_term(tail: F64, other: F64) -> F64:

@@ -71,9 +71,7 @@ def _excess(positions: Positions, floor: NDArray[np.float64]) -> dict[str, Any]:
     return figure | {"above_floor": None if interval is None else interval[0] > 0}
 
 
-def perplexity(
-    nll_ref: NDArray[np.float64], nll_cand: NDArray[np.float64], doc: NDArray[np.int32]
-) -> dict[str, Any]:
+def perplexity(nll_ref: NDArray[np.float64], nll_cand: NDArray[np.float64], doc: NDArray[np.int32]) -> dict[str, Any]:
     """Perplexities of both sides and their ratio, whose interval is that of the difference of the NLLs by document."""
     difference = difference_figure(nll_cand - nll_ref, doc)
     interval = difference["interval"]

@@ -1,4 +1,7 @@
-"""``/v1/completions``: text or token ids in, what follows them out; with ``echo`` or ``prompt_logprobs`` the prompt's own log probabilities."""
+"""``/v1/completions``: text or token ids in, what follows them out.
+
+With ``echo`` or ``prompt_logprobs`` the prompt's own log probabilities come too.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +207,9 @@ def _prompt_logprobs(items: Sequence[Scored], tokenizer: Tokenizer, top: int) ->
     def of(item: Scored) -> dict[str, Any] | None:
         if item.logprob is None:
             return None
-        found = {str(t): {"logprob": p, "rank": rank} for rank, (t, p) in enumerate(item.top[:top], 1)}
+        found: dict[str, dict[str, Any]] = {
+            str(t): {"logprob": p, "rank": rank} for rank, (t, p) in enumerate(item.top[:top], 1)
+        }
         own = {str(item.token): found.get(str(item.token)) or {"logprob": item.logprob, "rank": None}}
         return {
             token: {**told, "decoded_token": spelled(tokenizer.token_bytes(int(token)))}
