@@ -46,7 +46,13 @@ class Fake:
 
     def __init__(self, logprobs: np.ndarray, version: str, context: int) -> None:
         self.logprobs, self.context = logprobs, context
-        self.info: dict[str, Any] = {"tp_size": 1, "version": version, "model_path": "m", "api_key": "hidden", "port": 1}
+        self.info: dict[str, Any] = {
+            "tp_size": 1,
+            "version": version,
+            "model_path": "m",
+            "api_key": "hidden",
+            "port": 1,
+        }
         self.change: Change = lambda body, answer: answer
         self.asked: list[list[int]] = []
         self.url = ""
