@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def sglang_answer(logprobs: np.ndarray, body: dict[str, Any]) -> dict[str, Any]:
     assert body["logprob_start_len"] == 0
     own: list[Any] = [[None, tokens[0], None]]
     most: list[Any] = [None]
-    for before, token in zip(tokens[:-1], tokens[1:], strict=True):
+    for before, token in pairwise(tokens):
         row = logprobs[before].astype(np.float32)
         own.append([float(row[token]), token, None])
         most.append([[float(row[t]), int(t), None] for t in np.argsort(-row)[:top]])
