@@ -121,4 +121,6 @@ def test_input_scales_count_where_they_are_stored(released: Released) -> None:
     assert {s.name: s.value for s in plan.arguments}["--moe-runner-backend"] == "marlin"
     none = plan_launch(replace(released.w4afp8, with_input_scale=0), read_topology("gh200:8x4"))
     assert any("have no input_scale" in note for note in none.notes)
-    assert not any("have no input_scale" in note for note in plan_launch(released.w4afp8, read_topology("gh200:8x4")).notes)
+    assert not any(
+        "have no input_scale" in note for note in plan_launch(released.w4afp8, read_topology("gh200:8x4")).notes
+    )

@@ -101,7 +101,9 @@ def _why(case: Case, name: str) -> str:
     if name == "flashinfer_trtllm":
         return "NVFP4 weights and input scales: FP4 times FP4 by FlashInfer's TRT-LLM kernels"
     if case.model.format == "mxfp4" and not case.hopper:
-        return f"FlashInfer's kernels want SiTU cubins of their own in this release ({CUBINS}): Marlin has SiTU built in"
+        return (
+            f"FlashInfer's kernels want SiTU cubins of their own in this release ({CUBINS}): Marlin has SiTU built in"
+        )
     if case.model.format == "nvfp4":
         if case.hopper:
             return "Hopper has no FP4 tensor cores: Marlin multiplies the stored weights in BF16"
