@@ -66,12 +66,15 @@ def _is_ours(path: Path) -> bool:
 
 def _replace(path: Path, text: str) -> None:
     """Through a file of a new name: what lies there already, maybe a link to elsewhere or a pipe, is never opened."""
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix=f".{path.name}.", dir=path.parent, delete=False
+    ) as file:
+        partial = Path(file.name)
+        try:
             file.write(text)
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+            file.flush()
+            partial.chmod(0o644)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink()
+            raise
