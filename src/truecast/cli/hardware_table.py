@@ -171,8 +171,8 @@ def _statements(document: Mapping[str, Any]) -> list[str]:
     forms = [form for form in document["forms"] if not form["not_possible"]]
     if any(fault["mended_by"] for form in forms for route in form["routes"] for fault in route["faults"]):
         lines.append(
-            "truecast's plug-in mends some of SGLang's faults at start (docs/sglang.md). `truecast doctor` says whether it"
-            " is installed, and whether the SGLang there has the fault."
+            "SGLang is looked at as it was released. truecast's plug-in mends some of these faults (docs/sglang.md); with"
+            " it beside SGLang, `truecast launch` and `truecast doctor` say what is left on given nodes."
         )
     sampled = [form["weight_error"] for form in forms if form["weight_error"]["kind"] == "sampled"]
     if sampled:

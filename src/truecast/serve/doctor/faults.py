@@ -20,7 +20,7 @@ from truecast.serve.doctor.setting import OTHER_VERSION, no_sglang, numbers, sit
 
 PLUGIN = "plugin.installed"
 ABSENT = "the plug-in is not installed there"
-INSTALL = "pip install --no-deps truecast into SGLang's environment (docs/sglang.md)"
+INSTALL = "install truecast into SGLang's environment: pip install --no-deps . in its clone (docs/sglang.md)"
 _ANOTHER = {
     "fp8-kv-gather": "or set --max-total-tokens, such as 524288, so that a whole pool in BF16 still fits",
     "load-barrier": "or warm the page cache on every node first",
