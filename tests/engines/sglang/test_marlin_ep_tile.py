@@ -171,7 +171,7 @@ def test_when_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     need = fix.FIX.need(situation())
     assert need is not None and not need.required
     assert fix.FIX.need(situation(moe_backend="auto")) is not None
-    for changes in ({"ep_size": 1}, {"moe_backend": "triton"}, {"config": {}}):
+    for changes in ({"ep_size": 1}, {"moe_backend": "triton"}, {"config": {}}, {"quantization": "w4afp8"}):
         assert fix.FIX.need(situation(**changes)) is None
     for text, on in (("off", False), ("0", False), ("1", True), ("auto", True), ("8", True), ("64", True)):
         monkeypatch.setenv(fix.SETTING, text)

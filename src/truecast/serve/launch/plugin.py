@@ -62,7 +62,7 @@ def _situation(case: Case, arguments: Mapping[str, str]) -> Situation:
         quantization=_METHODS.get((case.model.format, case.model.dialect)),
         config=case.model.text,
         quantization_config=block if isinstance(block, Mapping) else {},
-        moe_backend=arguments.get("--moe-runner-backend", "cutlass" if case.model.format == "w4afp8" else "auto"),
+        moe_backend=arguments.get("--moe-runner-backend", "auto"),
         prefill_attention=arguments.get("--prefill-attention-backend", ""),
         decode_attention=arguments.get("--decode-attention-backend", ""),
         kv_cache_dtype=arguments.get("--kv-cache-dtype", "auto"),

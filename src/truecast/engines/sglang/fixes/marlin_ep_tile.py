@@ -55,6 +55,8 @@ def _need(situation: Situation) -> Need | None:
         return None
     if situation.moe_backend not in ("marlin", "auto"):
         return None
+    if situation.quantization == "w4afp8":  # has one kernel, CUTLASS's, whatever the backend is called
+        return None
     return Need(f"Marlin would size its tiles for {situation.ep_size} times the rows that come", required=False)
 
 
