@@ -126,16 +126,24 @@ def truncation(server: Server, whole: Reply) -> Finding:
         return failed(name, seen, "max_tokens is not kept: does a proxy rename or drop it?")
     if whole.made > CUT and reply.finish != "length":
         return failed(name, seen, "finish_reason must be length here: clients take this for a whole answer")
-    if any(marker in reply.content for marker in MARKERS) or (reply.content.strip() and whole.reasoning.strip()):
+    if any(marker in reply.content for marker in MARKERS) or (whole.reasoning.strip() and _misplaced(reply, whole)):
         return failed(
             name, f"{seen}: unfinished thinking stands in content",
             "the reasoning parser must keep an unclosed think channel out of content: update the engine",
         )  # fmt: skip
+    if reply.content.strip():
+        return passed(name, f"{seen}: the thinking ended before, so this is the answer, or its beginning")
     return passed(
         name,
         f"{seen}: empty content with finish_reason length is thinking that was cut off, not a broken model; this"
         f" question took {whole.made} tokens, so give max_tokens of {advised(whole)} or more",
     )
+
+
+def _misplaced(cut: Reply, whole: Reply) -> bool:
+    """Is there content that is no beginning of the answer, or that comes before any thinking?"""
+    content = cut.content.strip()
+    return bool(content) and not (cut.reasoning.strip() and whole.content.strip().startswith(content))
 
 
 def determinism(server: Server, first: Reply) -> tuple[bool, Finding]:
