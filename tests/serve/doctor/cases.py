@@ -244,6 +244,10 @@ CASES: dict[str, Case] = {
     "environment.known": _environment(
         {"SGLANG_RAGED_VERIFY_MODE": "static"}, {"SGLANG_RAGGED_VERIFY_MODE": "static", "SGLANG_HOST_IP": "10.0.0.1"}
     ),
+    "environment.values": _environment(
+        {"SGLANG_RAGGED_VERIFY_MODE": "foo"},
+        {"SGLANG_RAGGED_VERIFY_MODE": "cap-accept", "NCCL_MIN_NCHANNELS": "8", "SGLANG_IS_IN_CI": "No"},
+    ),
 }
 
 

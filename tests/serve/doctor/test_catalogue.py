@@ -10,6 +10,7 @@ from truecast.serve.doctor import (
     arguments,
     checkpoint,
     context_parallel,
+    environment,
     faults,
     kernels,
     moe,
@@ -20,7 +21,7 @@ from truecast.serve.doctor import (
 from truecast.serve.doctor.catalogue import CHECKS
 from truecast.serve.stored_model import StoredModel
 
-SUBJECTS = (planned, versions, kernels, faults, checkpoint, moe, context_parallel, speculation, arguments)
+SUBJECTS = (planned, versions, kernels, faults, checkpoint, moe, context_parallel, speculation, arguments, environment)
 
 
 def test_every_check_has_its_two_grounds() -> None:

@@ -22,6 +22,13 @@ PATCH_ONLY = {
     "SGLANG_UNBALANCED_MODEL_LOADING_TIMEOUT_S": "load-barrier",
 }
 """Variables that no released SGLang reads, by the fix of the plug-in that does."""
+COUNTS = frozenset(
+    {
+        "--tp-size", "--pp-size", "--dp-size", "--ep-size", "--dcp-size", "--nnodes", "--context-length", "--page-size",
+        "--max-total-tokens", "--max-running-requests", "--max-mamba-cache-size", "--dist-timeout",
+    }
+)  # fmt: skip
+"""Arguments of which SGLang wants 1 at least. It says so late, if at all: after loading, or by a division by zero."""
 _NEAR = 0.8
 _OTHER = "K3_W4_SRC2DST"
 """The one whose name does not begin as SGLang's own do."""
@@ -71,6 +78,8 @@ def _choices(ground: Ground) -> Verdict | list[Verdict]:
             told.append(failed(f"{name} {' '.join(wrong)} is none of its choices", f"one of {', '.join(flag.choices)}"))
         elif flag.number and (wrong := [v for v in value.split() if not _is_number(v, flag.number)]):
             told.append(failed(f"{name} {' '.join(wrong)} is no number", f"give {name} a value of type {flag.number}"))
+        elif name in COUNTS and int(value) < 1:
+            told.append(failed(f"{name} {value} is below 1", f"give {name} a value of 1 or more"))
     return told or passed(f"no value of {len(ground.arguments)} arguments is outside what the source lists")
 
 
