@@ -44,3 +44,11 @@ def test_files_that_say_something_else_are_refused(tmp_path: Path, text: str) ->
     path.write_text(text)
     with pytest.raises(UsageError, match=r"rack\.json"):
         read_topology(str(path))
+
+
+def test_a_file_without_end_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "rack.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UsageError, match=r"rack\.json: .*longer than 65536 bytes"):
+        read_topology(str(path))

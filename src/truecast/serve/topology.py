@@ -11,6 +11,8 @@ from truecast.errors import UsageError
 from truecast.serve.hardware import GPUS, Gpu, find_gpu
 
 _SHORT = re.compile(r"([A-Za-z0-9][A-Za-z0-9-]*):(\d{1,4})x(\d{1,3})")
+MAX_BYTES = 1 << 16
+"""Of a topology file; it holds one line."""
 _KEYS = {"gpu", "nodes", "gpus_per_node"}
 MAX_NODES, MAX_PER_NODE = 1024, 72
 """72 GPUs lie in one NVLink domain of an NVL72 rack; engines see such a rack as several nodes or as one."""
@@ -47,7 +49,11 @@ def read_topology(text: str) -> Topology:
             fix=f"write GPU:NODESxGPUS, such as gh200:8x4, with a GPU of {', '.join(GPUS)}, or name a JSON file",
         )
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"longer than {MAX_BYTES} bytes")
+        document = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"is no JSON: {error}", where=text) from None
     if not isinstance(document, dict) or set(document) != _KEYS:

@@ -24,6 +24,7 @@ def test_hosts_users_comments_and_empty_lines(tmp_path: Path) -> None:
         ("a\n", "1 nodes, and the topology has 2"),
         ("a\nb\nc\n", "3 nodes, and the topology has 2"),
         ("a\nx@a\n", "line 2: a is there twice"),
+        ("a\nA\n", "line 2: A is there twice"),
         ("a\n-oProxyCommand=touch\n", "line 2 is no \\[user@\\]host: '-oProxyCommand=touch'"),
         ("a\nroot@-x\n", "line 2 is no"),
         ("a\nb; reboot\n", "line 2 is no"),
@@ -37,6 +38,12 @@ def test_what_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
         read_nodes(path, 2)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_host(tmp_path: Path) -> None:
+    path = tmp_path / "nodes"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
+    assert [str(node) for node in read_nodes(path, 2)] == ["a", "b"]
 
 
 def test_no_file_and_no_text(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def read_nodes(path: Path, count: int) -> list[Node]:
     """
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_BYTES).decode()
+            text = file.read(MAX_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except UnicodeDecodeError:
@@ -43,7 +43,7 @@ def read_nodes(path: Path, count: int) -> list[Node]:
         found = _NODE.fullmatch(words)
         if found is None:
             raise UsageError(f"line {number} is no [user@]host: {words!r}", where=str(path))
-        if any(node.host == found[2] for node in nodes):
+        if any(node.host.lower() == found[2].lower() for node in nodes):
             raise UsageError(f"line {number}: {found[2]} is there twice", where=str(path), fix="each node has one line")
         nodes.append(Node(found[2], found[1]))
     if len(nodes) != count:
