@@ -18,7 +18,7 @@ RAGGED = "SGLANG_RAGGED_VERIFY_MODE"
 RAGGED_MODULE, RAGGED_CLASS = "sglang.srt.speculative.ragged_verify", "RaggedVerifyMode"
 NCCL_NUMBERS = frozenset(
     {
-        "NCCL_BUFFSIZE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_DMABUF_ENABLE", "NCCL_IB_DISABLE",
+        "NCCL_BUFFSIZE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_DMABUF_ENABLE", "NCCL_IB_ADAPTIVE_ROUTING", "NCCL_IB_DISABLE",
         "NCCL_IB_GID_INDEX", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_RETRY_CNT", "NCCL_IB_SL", "NCCL_IB_TC",
         "NCCL_IB_TIMEOUT", "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS",
         "NCCL_MNNVL_ENABLE", "NCCL_NCHANNELS_PER_NET_PEER", "NCCL_NET_GDR_READ", "NCCL_NSOCKS_PERTHREAD",
@@ -26,7 +26,7 @@ NCCL_NUMBERS = frozenset(
         "NCCL_SOCKET_NTHREADS",
     }
 )  # fmt: skip
-"""Variables whose value is a whole number in NCCL's documentation. NCCL reads any other text as 0, or leaves it."""
+"""Variables whose value is a whole number in NCCL's documentation."""
 _C_NUMBER = re.compile(r"\s*[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)")
 _DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float}
@@ -83,7 +83,7 @@ def _nccl(ground: Ground) -> Iterator[Verdict]:
         value = ground.environment[name]
         if value and "$" not in value and not _C_NUMBER.fullmatch(value.rstrip()):
             yield warned(
-                f"{name}={_short(value)} is no whole number, and NCCL does not say so", "set it to one, or unset it"
+                f"{name}={_short(value)} is no whole number, as NCCL documents it", "set it to one, or unset it"
             )
 
 
