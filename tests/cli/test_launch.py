@@ -67,6 +67,7 @@ def test_replicas_on_one_node(cli: Cli) -> None:
     ("options", "message"),
     [
         ("--topology h200:1x1 --sglang 0.5.1", "SGLang 0.5.1 is not known here, and its arguments are not guessed"),
+        ("--topology h200:1x1 --sglang=", "is not known here, and its arguments are not guessed"),
         ("--topology h900:1x1", "no such GPU: h900"),
         ("--topology h200", "no topology: h200"),
         ("--topology h200:1x8", "do not divide over 8 GPUs"),

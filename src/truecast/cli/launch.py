@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_launch(
         stored_model(open_checkpoint(args.src)),
         topology,
-        version=args.sglang or NEWEST,
+        version=NEWEST if args.sglang is None else args.sglang,
         installation=found,
         profile=args.profile,
         draft=draft,
