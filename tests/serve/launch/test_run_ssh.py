@@ -147,6 +147,16 @@ def test_killed_it_leaves_nothing_behind(machines: Cluster) -> None:
     assert machines.gone_within(15)
 
 
+def test_killed_while_loading_it_leaves_nothing_behind_that_does_not_heed_sigterm(machines: Cluster) -> None:
+    machines.sglang("trap '' TERM; (trap '' TERM; sleep 1000) & while true; do sleep 0.2; done")
+    with launched(machines, "--quiet") as process:
+        while not (machines.folder / "pids").exists() or len(machines.alive()) < 2:
+            assert process.poll() is None
+        process.kill()
+        process.wait()
+    assert machines.gone_within(10)
+
+
 def test_sigterm_stops_the_nodes(machines: Cluster) -> None:
     machines.sglang(LIGHT)
     with launched(machines, "--json", "--quiet") as process:
@@ -168,11 +178,13 @@ def test_what_does_not_heed_sigterm_is_killed(machines: Cluster) -> None:
     assert machines.gone_within(2)
 
 
-def test_an_unknown_host_key_is_refused_without_a_question(machines: Cluster) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_an_unknown_or_another_host_key_is_refused_without_a_question(machines: Cluster, changed: bool) -> None:
     machines.sglang(LIGHT)
     known = machines.folder / "known"
     kept = known.read_text()
-    known.write_text("")
+    other = (machines.folder / "user.pub").read_text().split()[1]
+    known.write_text(" ".join([*kept.split()[:-1], other]) + "\n" if changed else "")
     try:
         with launched(machines) as process:
             out, err = process.communicate(timeout=30)
@@ -182,6 +194,7 @@ def test_an_unknown_host_key_is_refused_without_a_question(machines: Cluster) ->
     assert "ready:" not in out
     assert "no connection, or it broke" in err
     assert "Host key verification failed." in err
+    assert ("REMOTE HOST IDENTIFICATION HAS CHANGED" in err) == changed
 
 
 def test_no_sglang_on_the_nodes(machines: Cluster) -> None:
