@@ -317,3 +317,11 @@ def test_mxfp4_with_situ_on_blackwell(version: str, make_site: MakeSite, small_k
 def test_values_that_are_none(version: str, make_site: MakeSite, small_k3: StoredModel, words: str, check: str) -> None:
     given = ground(make_site(version), "h200:2x8", words, model=small_k3)
     assert finding(given, check).status == "FAIL"
+
+
+@pytest.mark.parametrize("check", ["moe.backend", "draft.block-size", "draft.running-requests", "environment.values"])
+def test_nothing_is_guessed_of_an_unknown_version(make_site: MakeSite, small_k3: StoredModel, check: str) -> None:
+    site = make_site("0.5.20").distribution("sglang", "9.9.9")
+    words = "--speculative-algorithm DSPARK --speculative-draft-model-path a/b"
+    given = ground(site, "h200:1x8", words, model=small_k3, environment={"SGLANG_IS_IN_CI": "maybe"})
+    assert finding(given, check).status == "UNKNOWN"

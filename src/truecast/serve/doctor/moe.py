@@ -7,7 +7,7 @@ import ast
 from truecast.engines.sglang.fixes.situ_nvfp4 import accepts
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.setting import OTHER_VERSION, no_sglang, place, quantization
+from truecast.serve.doctor.setting import OTHER_VERSION, no_sglang, other_sglang, place, quantization
 from truecast.serve.installed import read_text
 from truecast.serve.stored_model import StoredModel
 
@@ -34,7 +34,7 @@ def _backend(ground: Ground) -> Verdict:
     asked = ground.argument(BACKEND) or "auto"
     if asked != "auto":
         return passed(f"{BACKEND} {asked}")
-    return failed(
+    return other_sglang(ground) or failed(
         f"{BACKEND} is not set: for Kimi-K3 SGLang resolves it on Blackwell only, and on {ground.topology} the experts"
         f" are expanded to BF16 at load, {ground.model.weights.experts * 64 // 17 / 1e12:.1f} TB",
         f"add {BACKEND} marlin",

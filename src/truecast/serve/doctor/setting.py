@@ -40,6 +40,11 @@ def no_sglang(ground: Ground) -> Verdict | None:
     return None
 
 
+def other_sglang(ground: Ground) -> Verdict | None:
+    """UNKNOWN where the SGLang that is given is of no known version: for checks that also run without any."""
+    return None if ground.installation is None else no_sglang(ground)
+
+
 def quantization(ground: Ground) -> str | None:
     """SGLang's name of the method that it would choose for the model, None for none."""
     if asked := ground.argument("--quantization"):

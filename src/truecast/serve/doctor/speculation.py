@@ -11,7 +11,7 @@ from typing import Any
 
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, unknown, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.setting import OTHER_VERSION, dspark
+from truecast.serve.doctor.setting import OTHER_VERSION, dspark, other_sglang
 from truecast.serve.stored_model import StoredModel
 
 DEFAULT_GAMMA = 7
@@ -107,7 +107,7 @@ def _block(ground: Ground) -> Verdict:
         told = f"{BLOCK} {given}" if given is not None else f"the draft's block_size {stored}"
         return failed(f"{TOKENS} {tokens} with {told}", f"set {TOKENS} {gamma + 1}, or leave it out")
     if gamma is None and tokens is None:
-        return warned(
+        return other_sglang(ground) or warned(
             f"neither {BLOCK} nor {TOKENS}, and no draft was looked at: if its config.json has no block_size, SGLang"
             f" takes {DEFAULT_GAMMA}",
             f"set {BLOCK}, or name the draft (--draft)",
@@ -155,7 +155,9 @@ def _running(ground: Ground) -> Verdict:
     asked = ground.argument(RUNNING)
     if asked is not None:
         return passed(f"{RUNNING} {asked}")
-    return warned(f"{RUNNING} is not set: with DSPARK SGLang takes 48", f"set {RUNNING} to the streams that you want")
+    return other_sglang(ground) or warned(
+        f"{RUNNING} is not set: with DSPARK SGLang takes 48", f"set {RUNNING} to the streams that you want"
+    )
 
 
 _HOOK = "sglang/srt/arg_groups/speculative_hook.py, _handle_dspark"
