@@ -46,6 +46,14 @@ def test_the_gh200_deployment_fits(k3: StoredModel) -> None:
     assert sum(fit.parts.values()) + fit.free <= fit.total < sum(fit.parts.values()) + fit.free + fit.kv_token_bytes
 
 
+def test_kv_streams_on_h200_beside_aiconfigurator(k3: StoredModel) -> None:
+    """AIConfigurator 0.12 says 67.8 for 50 streams of 10,000 tokens in FP8; its total is bytes over 2**30."""
+    fit = memory_fit(k3, GPUS["h200"], 32, 32, mem_fraction=0.9, kv_bytes=1, slots=50, kv_tokens=500_000)
+    used = sum(fit.parts.values())
+    assert used == pytest.approx(71.2e9, rel=0.001)
+    assert used == pytest.approx(67.8 * c.GIB, rel=0.03)
+
+
 def test_smallest_topologies_are_those_of_the_public_recipes(k3: StoredModel) -> None:
     fit = memory_fit(k3, GPUS["h200"], 8, 8, mem_fraction=0.90, kv_bytes=1, slots=50)
     assert not fit.fits

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from truecast.serve.stored_model import StoredModel
 from truecast.serve.topology import read_topology
 
 GH200 = read_topology("gh200:8x4")
+PAGE = (Path(__file__).parents[3] / "docs" / "forecast.md").read_text(encoding="utf-8")
 
 
 def forecast(k3: StoredModel, **changes: Any) -> Forecast:
@@ -55,6 +58,17 @@ def test_error_on_unseen_deployments_is_as_stated() -> None:
     assert (sizes < 0.2).sum() >= 31
     assert sizes.max() < 0.24
     assert np.quantile(sizes, 0.8) < c.ERROR
+
+
+def test_the_page_has_the_error_of_each_unseen_deployment() -> None:
+    """Rows of docs/forecast.md, in the order of the points: how many, median and worst in percent, rounded to whole ones."""
+    rows = re.findall(r"^\| [A-Z]+\d+ \dx\d, [^|]+ \| (\d+) \| (\d+) % \| (\d+) % \|$", PAGE, re.MULTILINE)
+    found = [
+        [100 * abs(error) for point, error in group if point.fitted]
+        for group in unseen(POINTS, lambda p: p.deployment).values()
+    ]
+    stated = [tuple(map(int, row)) for row in rows]
+    assert stated == [(len(e), round(float(np.median(e))), round(max(e))) for e in found]
 
 
 def test_error_on_unseen_machines_is_what_the_wide_interval_is_made_of() -> None:
