@@ -49,11 +49,14 @@ def run_jobs(
         ) from None
     finally:
         workers = list((pool._processes or {}).values())
+        manager: threading.Thread | None = getattr(pool, "_executor_manager_thread", None)
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.terminate()
         for worker in workers:
             worker.join()
+        if manager is not None:
+            manager.join()  # else Python's exit may write to the pipe that it is just closing, and print a traceback
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def test_a_choice_is_off_or_names_of_fixes(text: str) -> None:
     elif all(re.fullmatch(" *(one|two|three) *", part) for part in parts):
         assert chosen(fixes, {VARIABLE: text}) == {part.strip() for part in parts}
     else:
-        with pytest.raises(UsageError, match=f"^{VARIABLE}='") as error:
+        with pytest.raises(UsageError, match=f"^{VARIABLE}=['\"]") as error:
             chosen(fixes, {VARIABLE: text})
         assert str(error.value).isascii()
 

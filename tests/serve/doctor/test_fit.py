@@ -78,7 +78,7 @@ def test_a_fraction_that_is_none(k3: StoredModel, text: str) -> None:
 
     arguments = {**SMALL, "--mem-fraction-static": text}
     report = doctor(Ground(model=k3, topology=read_topology("h200:1x8"), arguments=arguments), tuple(CHECKS))
-    assert [f.status for f in report.findings] == ["UNKNOWN"]
+    assert [f.status for f in report.findings] == ["FAIL"]
 
 
 @pytest.mark.parametrize("here", [False, True])
