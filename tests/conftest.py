@@ -21,6 +21,10 @@ import truecast
 from truecast.checkpoint.header import encode_header, nbytes_of
 from truecast.cli.main import main
 
+gc.set_threshold(100_000, 50, 100)
+"""Headers of a full-size checkpoint are millions of objects without a cycle: at Python's thresholds scanning them again and
+again took half of the time of tests that make one."""
+
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A job started in the background ignores Ctrl-C, and its children inherit that: the tests want it heard."""
 
