@@ -34,14 +34,19 @@ _OTHER = "K3_W4_SRC2DST"
 """The one whose name does not begin as SGLang's own do."""
 
 
-def _unknown(ground: Ground) -> Verdict | list[Verdict]:
+def _not_to_judge(ground: Ground) -> Verdict | None:
+    """Why nothing can be said of the arguments here; None where they and a known SGLang are given."""
     if ground.arguments is None:
         return skipped("the server's arguments are not given")
     if ground.server is not None:
         return skipped("the server has taken its arguments")
-    if said := no_sglang(ground):
+    return no_sglang(ground)
+
+
+def _unknown(ground: Ground) -> Verdict | list[Verdict]:
+    if said := _not_to_judge(ground):
         return said
-    assert ground.installation is not None
+    assert ground.arguments is not None and ground.installation is not None
     known = flags(ground.installation)
     nearest = dict(ground.unknown_arguments)
     for name in ground.arguments:
@@ -57,13 +62,9 @@ def _unknown(ground: Ground) -> Verdict | list[Verdict]:
 
 
 def _choices(ground: Ground) -> Verdict | list[Verdict]:
-    if ground.arguments is None:
-        return skipped("the server's arguments are not given")
-    if ground.server is not None:
-        return skipped("the server has taken its arguments")
-    if said := no_sglang(ground):
+    if said := _not_to_judge(ground):
         return said
-    assert ground.installation is not None
+    assert ground.arguments is not None and ground.installation is not None
     known = flags(ground.installation)
     told = []
     for name, value in ground.arguments.items():
