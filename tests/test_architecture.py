@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "audit": {"formats", "checkpoint", "layouts", "families", "models"},
     "engines": {"formats"},
     "serve": {"checkpoint", "layouts", "families", "models", "engines"},
+    "bench": set(),
     "report": set(),
     "cli": {
         "formats",
@@ -34,6 +35,7 @@ MAY_IMPORT = {
         "models",
         "audit",
         "serve",
+        "bench",
         "report",
     },
 }
@@ -48,6 +50,7 @@ THIRD_PARTY = {
     "models": {"numpy", "torch", "tiktoken", "tokenizers", "triton"},
     "audit": {"numpy", "torch"},
     "serve": {"numpy", "torch", "fastapi", "pydantic", "starlette", "uvicorn"},
+    "bench": {"numpy"},
     "report": set(),
     "engines": {"numpy", "torch", "triton", "sglang", "safetensors"},
     "casts": {"numpy", "ml_dtypes", "numba", "torch", "triton"},

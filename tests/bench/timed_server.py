@@ -127,7 +127,7 @@ class TimedServer:
                 "disable_radix_cache": b.warm_ttft is None,
                 "internal_states": [{} if b.acceptance is None else {"avg_spec_accept_length": b.acceptance}],
             }
-            pages["/metrics"] = "" if b.acceptance is None else f"sglang:spec_accept_length{{tp=\"0\"}} {b.acceptance}\n"
+            pages["/metrics"] = "" if b.acceptance is None else f'sglang:spec_accept_length{{tp="0"}} {b.acceptance}\n'
             if path == "/flush_cache":
                 self.seen.clear()
                 self.flushed += 1
@@ -146,7 +146,9 @@ class TimedServer:
         """Write a whole answer."""
         text = page.encode() if isinstance(page, str) else json.dumps(page).encode()
         kind = "text/plain" if isinstance(page, str) else "application/json"
-        writer.write(f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(text)}\r\n\r\n".encode() + text)
+        writer.write(
+            f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(text)}\r\n\r\n".encode() + text
+        )
         await writer.drain()
 
     async def chat(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:

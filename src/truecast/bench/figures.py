@@ -64,8 +64,10 @@ def run_figures(requests: Sequence[Request], concurrency: int) -> dict[str, Any]
         "requests": _counts(requests, done, finished, window),
         "halves": _halves(done, window),
         "send_lag_p99": float(np.quantile([r.sent - r.issued for r in requests], 0.99)),
-        "prompt_tokens": sum(r.prompt or 0 for r in sent),
-        "cached_tokens": _sum_known([r.cached for r in sent]),
+        "cache": {
+            "prompt_tokens": sum(r.prompt or 0 for r in sent),
+            "cached_tokens": _sum_known([r.cached for r in sent]),
+        },
     }
 
 
@@ -140,5 +142,3 @@ def _ratio(part: float, whole: float) -> float | None:
 def _sum_known(values: Sequence[int | None]) -> int | None:
     known = [v for v in values if v is not None]
     return sum(known) if known else None
-
-

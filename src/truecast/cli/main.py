@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from truecast import __version__
 from truecast.errors import RefusedError, TruecastError
 
-VERBS = ("inspect", "plan", "convert", "verify", "check", "audit", "calibrate", "corpus", "serve-reference")
+VERBS = ("inspect", "plan", "convert", "verify", "check", "audit", "calibrate", "corpus", "serve-reference", "bench")
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
 
 INTERRUPTED = 130
