@@ -239,7 +239,7 @@ class TimedServer:
         reason = "tool_calls" if b.tool else "length" if total == limit else "stop"
         self.event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         if final:
-            self.event(writer, {"choices": [], "usage": self.usage(prompt_tokens, total, thinking)})
+            self.event(writer, {"choices": [], "usage": self.usage(prompt_tokens, total, thinking, served.cached)})
         self.write(writer, DONE)
         writer.write(b"0\r\n\r\n")
         await writer.drain()
@@ -259,13 +259,14 @@ class TimedServer:
         return sizes
 
     @staticmethod
-    def usage(prompt: int, out: int, thinking: int) -> dict[str, Any]:
+    def usage(prompt: int, out: int, thinking: int, cached: bool) -> dict[str, Any]:
         """A usage block as SGLang gives it."""
         return {
             "prompt_tokens": prompt,
             "completion_tokens": out,
             "total_tokens": prompt + out,
             "reasoning_tokens": min(out, thinking),
+            "prompt_tokens_details": {"cached_tokens": prompt if cached else 0},
         }
 
     def chunk(
@@ -285,7 +286,7 @@ class TimedServer:
             "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
         }
         if continuous:
-            event["usage"] = self.usage(prompt, out, thinking)
+            event["usage"] = self.usage(prompt, out, thinking, False)
         return event
 
     def event(self, writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:

@@ -30,6 +30,8 @@ STOP_S = 20.0
 DRAIN_S = 7 * 24 * 3600
 """Streams that run at the end of the duration are followed to their end, however long that takes."""
 POLL_S = 0.5
+SHOWN = 400
+"""Characters of AIPerf's own words in an error."""
 _WORDS = {
     "version": "1.0",
     "added_tokens": [],
@@ -87,7 +89,7 @@ def run_load(
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "AIPERF_DATASET_MMAP_CACHE_ENABLED": "false"},
+            env=environment(),
         )
         try:
             while process.poll() is None:
@@ -127,7 +129,7 @@ def configuration(load: Load, inputs: Path, tokenizer: Path, folder: Path) -> di
                 {"name": "profiling", **streams, **ends, "seamless": True},
             ],
             "tokenizer": {"name": str(tokenizer)},
-            "artifacts": {"dir": str(folder), "raw": ["jsonl"]},
+            "artifacts": {"dir": str(folder), "raw": True},
             "runtime": {"ui": "none"},
             "serverMetrics": {"enabled": False},
             "gpuTelemetry": {"enabled": False},
@@ -135,11 +137,18 @@ def configuration(load: Load, inputs: Path, tokenizer: Path, folder: Path) -> di
     }
 
 
+def environment() -> dict[str, str]:
+    """This process's, less what makes AIPerf look for the tokenizer's folder in the hub's cache."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    return {**kept, "AIPERF_DATASET_MMAP_CACHE_ENABLED": "false"}
+
+
 def last_error(log: Path) -> str:
     """The line of a log that most probably says what went wrong."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if "ERROR" in line or "Error:" in line]
-    return (told or lines or ["it says nothing"])[0][:300]
+    lines = [line.strip(" │╭╮╰╯─") for line in log.read_text(errors="replace").splitlines()]
+    lines = [line for line in lines if line and line != "Error Running AIPerf System"]
+    told = [i for i, line in enumerate(lines) if "error" in line.lower()]
+    return " ".join(lines[told[0] : told[0] + 3] if told else lines[-3:])[:SHOWN] or "it says nothing"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

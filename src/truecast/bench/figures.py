@@ -63,7 +63,9 @@ def run_figures(requests: Sequence[Request], concurrency: int) -> dict[str, Any]
         "samples": samples,
         "requests": _counts(requests, done, finished, window),
         "halves": _halves(done, window),
-        "send_lag_p99": float(np.quantile([r.sent - r.issued for r in requests], 0.99)),
+        "send_lag_p99": float(
+            np.quantile([r.sent - r.issued for r in requests if window.holds(r.sent)] or [0.0], 0.99)
+        ),
         "cache": {
             "prompt_tokens": sum(r.prompt or 0 for r in sent),
             "cached_tokens": _sum_known([r.cached for r in sent]),
