@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import urllib.request
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.bench import recorder
+from truecast.bench.aiperf import RECORDS, Load, configuration
 from truecast.bench.bench import bench
 from truecast.bench.document import Options
 
@@ -22,7 +25,6 @@ class Serving:
     """A timed server that runs."""
 
     url: str
-    pid: int
 
     def page(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path) as answer:
@@ -32,26 +34,40 @@ class Serving:
         """What it served, without the probes."""
         return [s for s in self.page("/timed/log") if s["outcome"] != "probe"]
 
+    def speed(self) -> float:
+        """Median tok/s of a stream after its first chunk, by when the chunks were written."""
+        streams = [s["chunks"] for s in self.log() if len(s["chunks"]) > 1]
+        return statistics.median(sum(n for _, n, _ in c[1:]) / (c[-1][0] - c[0][0]) for c in streams)
+
+    def first_token(self) -> float:
+        """Median time from arrival to the first chunk."""
+        return statistics.median(s["chunks"][0][0] - s["arrived"] for s in self.log() if s["chunks"])
+
 
 Serve = Callable[..., Serving]
 
 
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Serve]:
-    """Starts timed servers: ``serve(ttft=0.1, ...)``."""
-    processes = []
+@pytest.fixture(scope="session")
+def timed_port() -> Iterator[int]:
+    """Port of the one timed server process of this session."""
+    command = [sys.executable, "-m", "tests.bench.timed_server"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.kill()
+
+
+@pytest.fixture
+def serve(timed_port: int) -> Serve:
+    """Turns the timed server into one of this behaviour, without a memory: ``serve(ttft=0.1, ...)``."""
 
     def start(**behaviour: Any) -> Serving:
-        command = [sys.executable, "-m", "tests.bench.timed_server", json.dumps(behaviour)]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        processes.append(process)
-        assert process.stdout is not None
-        return Serving(f"http://127.0.0.1:{int(process.stdout.readline())}", process.pid)
+        serving = Serving(f"http://127.0.0.1:{timed_port}")
+        body = json.dumps(behaviour).encode()
+        urllib.request.urlopen(f"{serving.url}/timed/behaviour", data=body).close()
+        return serving
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -78,8 +94,13 @@ def write_prompts(folder: Path, count: int = 200, **keys: Any) -> Path:
 
 
 @pytest.fixture
-def measured(with_stand_in: None, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Runs bench against a server and returns its document: ``measured(serving, level, requests=..., prompts=...)``."""
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Runs bench against a server and returns its document: ``measured(serving, level, requests=..., prompts=...)``.
+
+    The stand-in for AIPerf runs in this process here, which saves the start of one.
+    """
+    monkeypatch.setattr("truecast.bench.bench.find_aiperf", lambda: "")
+    monkeypatch.setattr("truecast.bench.bench.run_load", load_in_process)
 
     def run(serving: Serving, level: int, prompts: Path | None = None, **options: Any) -> dict[str, Any]:
         options = {"runs": 1, "requests": 3 * level, **options}
@@ -89,3 +110,14 @@ def measured(with_stand_in: None, tmp_path: Path) -> Callable[..., dict[str, Any
         return bench(serving.url, file, Options(levels=[level], **options), None, ["truecast", "bench"])
 
     return run
+
+
+def load_in_process(
+    _: str, load: Load, bodies: list[dict[str, Any]], folder: Path, poll: Callable[[int], None]
+) -> Path:
+    inputs = folder / "inputs.jsonl"
+    inputs.write_text("".join(json.dumps(b) + "\n" for b in bodies))
+    config = folder / "config.json"
+    config.write_text(json.dumps(configuration(load, inputs, folder, folder)))
+    recorder.main(["profile", "--config", str(config)])
+    return folder / RECORDS

@@ -111,6 +111,10 @@ class TimedServer:
     async def answer(self, method: str, path: str, body: bytes, writer: asyncio.StreamWriter) -> bool:
         """Answer one request. Returns: may the connection be used again?"""
         b = self.behaviour
+        if path == "/timed/behaviour" and method == "POST":
+            self.__init__(behaviour_of(json.loads(body)))  # type: ignore[misc]  # a new server on the same port
+            await self.whole(writer, 200, {})
+            return True
         if path == "/v1/chat/completions" and method == "POST":
             return await self.chat(json.loads(body), writer)
         pages: dict[str, Any] = {
