@@ -50,7 +50,7 @@ async def record(url: str, body: dict[str, Any], about: dict[str, Any]) -> dict[
 
 
 async def _stream(reader: asyncio.StreamReader, result: dict[str, Any]) -> None:
-    while size := int(await reader.readline(), 16):
+    while size := int(await reader.readuntil(b"\r\n"), 16):
         event = (await reader.readexactly(size + 2))[:-2].decode()
         at = time.perf_counter_ns()
         value = event.strip().removeprefix("data: ")

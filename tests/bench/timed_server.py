@@ -126,6 +126,7 @@ class TimedServer:
             pages["/server_info"] = {
                 "version": "0.5.20",
                 "model_path": "/models/timed",
+                "api_key": "s3cret",
                 "tp_size": 4,
                 "ep_size": 4,
                 "disable_radix_cache": b.warm_ttft is None,

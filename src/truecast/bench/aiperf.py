@@ -100,7 +100,7 @@ def run_load(
     records = folder / RECORDS
     if process.returncode != 0 or not records.exists():
         said = last_error(folder / LOG)
-        raise InputError(f"AIPerf ended with {process.returncode}: {said}", where=str(folder / LOG))
+        raise InputError(f"AIPerf ended with {process.returncode}: {said}", fix=f"with --out its {LOG} is kept there")
     return records
 
 

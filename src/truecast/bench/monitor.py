@@ -56,7 +56,8 @@ class Monitor:
 
     def server(self, window: Window) -> dict[str, float | None]:
         """Means of the server's own gauges in the window: acceptance length, running, queued; ``None`` if not told."""
-        inside = [values for at, values in self._metrics if window.holds(at)]
+        near = Window(window.start - SCRAPE_EVERY_S, window.end + SCRAPE_EVERY_S)
+        inside = [values for at, values in self._metrics if near.holds(at)]
         result: dict[str, float | None] = {"acceptance_length": None, "running": None, "queued": None}
         gauges: dict[str, list[float]] = defaultdict(list)
         for values in inside:

@@ -40,7 +40,7 @@ def steady_window(requests: Sequence[Request], concurrency: int) -> Window:
     begun = sorted(r.sent for r in requests)
     start = max(min(measured), begun[min(concurrency, len(begun)) - 1])
     last = begun[-1]
-    end = min((r.ended for r in requests if r.ended >= last), default=last)
+    end = min((r.ended for r in requests if r.ended > last), default=last)
     if end <= start:
         raise InputError(
             f"{concurrency} streams were never busy at the same time",
