@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
         true = truth(log, run["window"], level)
         print(
             f"\n{level} streams, {run['window']['seconds']:.0f} s, {run['requests']['finished_in_window']} requests,"
-            f" send lag p99 {run['send_lag_p99'] * 1000:.0f} ms, client {run['client']['busiest_worker']}"
+            f" send lag p99 {run['send_lag_p99'] * 1000:.0f} ms, client {run['client']}"
         )
         print(f"{'figure':18}{'measured':>12}{'truth':>12}{'off':>9}")
         for name, should in true.items():

@@ -26,7 +26,7 @@ def run(**changes: Any) -> dict[str, Any]:
     return {
         "requests": counts | changes.pop("requests", {}),
         "in_flight": 10.0,
-        "client": {"busiest_worker": 0.3},
+        "client": {"used": 0.3, "waited": 0.1},
         "server": {"queued": 0.0},
         "send_lag_p99": 0.002,
         "halves": [100.0, 101.0],
@@ -41,7 +41,7 @@ def run(**changes: Any) -> dict[str, Any]:
     [
         ({"requests": {"errors": {"500: x": 2}}}, "2 of 100 requests failed, most with: 500: x"),
         ({"in_flight": 9.4}, "only 9.4 of 10 streams"),
-        ({"client": {"busiest_worker": 0.95}}, "saturated: its busiest process"),
+        ({"client": {"used": 0.55, "waited": 0.4}}, "saturated: its busiest process"),
         ({"send_lag_p99": 0.08}, "80 ms late"),
         ({"figures": {"stream": None, "stream_e2e": None}}, "no request finished"),
     ],

@@ -30,7 +30,7 @@ class Monitor:
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/metrics"
-        self._cpu: list[tuple[float, dict[str, float]]] = []
+        self._cpu: list[tuple[float, dict[str, tuple[float, float]]]] = []
         self._metrics: list[tuple[float, dict[str, float]]] = []
         self._next = 0.0
 
@@ -46,13 +46,18 @@ class Monitor:
                 self._next = now + 30.0  # no metrics here, or none for now
 
     def client(self, window: Window) -> dict[str, float | None]:
-        """Share of a core that the busiest sending process used, or waited for, in the window; ``None`` if unknown."""
-        inside = [(at, used) for at, used in self._cpu if window.holds(at)]
+        """Shares of the window in which the busiest sending process used a core, and waited for one; ``None``: unknown."""
+        inside = [(at, seconds) for at, seconds in self._cpu if window.holds(at)]
         if len(inside) < 2:
-            return {"busiest_worker": None}
+            return {"used": None, "waited": None}
         (begin, before), (end, after) = inside[0], inside[-1]
-        shares = [(after[key] - before[key]) / (end - begin) for key in after if key in before]
-        return {"busiest_worker": max(shares) if shares else None}
+        shares = [
+            ((after[key][0] - before[key][0]) / (end - begin), (after[key][1] - before[key][1]) / (end - begin))
+            for key in after
+            if key in before
+        ]
+        used, waited = max(shares, key=sum, default=(None, None))
+        return {"used": used, "waited": waited}
 
     def server(self, window: Window) -> dict[str, float | None]:
         """Means of the server's own gauges in the window: acceptance length, running, queued; ``None`` if not told."""
@@ -81,9 +86,9 @@ def metrics_of(text: str) -> dict[str, float]:
     return values
 
 
-def worker_seconds(group: int) -> dict[str, float]:
-    """Seconds of CPU, used or waited for, by each process of AIPerf that sends requests (Linux; elsewhere empty)."""
-    seconds: dict[str, float] = {}
+def worker_seconds(group: int) -> dict[str, tuple[float, float]]:
+    """Seconds of CPU, used and waited for, by each process of AIPerf that sends requests (Linux; elsewhere empty)."""
+    seconds: dict[str, tuple[float, float]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if int((process / "stat").read_text().rsplit(")", 1)[1].split()[3]) != group:
@@ -91,7 +96,7 @@ def worker_seconds(group: int) -> dict[str, float]:
             title = (process / "cmdline").read_bytes().replace(b"\0", b" ")
             if b"worker" in title and b"worker_manager" not in title:
                 used, waited, _ = (process / "schedstat").read_text().split()
-                seconds[process.name] = (int(used) + int(waited)) / 1e9
+                seconds[process.name] = int(used) / 1e9, int(waited) / 1e9
         except (OSError, ValueError, IndexError):
             continue  # it has just ended
     return seconds

@@ -24,9 +24,9 @@ def faults(run: Mapping[str, Any], concurrency: int) -> Iterator[str]:
         yield f"{failed} of {counts['sent']} requests failed, most with: {said}"
     if run["in_flight"] < MIN_IN_FLIGHT * concurrency:
         yield f"only {run['in_flight']:.1f} of {concurrency} streams were busy on average"
-    busiest = client["busiest_worker"]
-    if busiest is not None and busiest > MAX_WORKER:
-        yield f"the client is saturated: its busiest process needed {busiest:.0%} of a core"
+    used, waited = client["used"], client["waited"]
+    if used is not None and used + waited > MAX_WORKER:
+        yield f"the client is saturated: its busiest process used a core {used:.0%} of the time, and waited {waited:.0%}"
     if run["send_lag_p99"] > MAX_LAG_S:
         yield f"the client is saturated: 1% of the requests left {run['send_lag_p99'] * 1000:.0f} ms late or more"
     if run["figures"]["stream"] is None and run["figures"]["stream_e2e"] is None:
