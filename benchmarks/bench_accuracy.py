@@ -22,7 +22,7 @@ import numpy as np
 from truecast.bench.bench import bench
 from truecast.bench.document import Options
 
-BEHAVIOUR = {"ttft": 0.5, "interval": 0.02, "tokens": 150, "spread": 0.5, "chunk": [1, 8], "reasoning": 0.4}
+BEHAVIOUR = {"ttft": 1.0, "interval": 0.02, "tokens": 150, "spread": 0.5, "chunk": [1, 8], "reasoning": 0.4}
 LIMIT = 0.02
 
 

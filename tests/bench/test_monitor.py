@@ -35,5 +35,5 @@ def test_no_metrics_is_nothing_told(serve: Serve) -> None:
 
 def test_a_process_that_wants_more_than_it_gets_is_seen() -> None:
     monitor = Monitor("http://none.invalid")
-    monitor._cpu = [(10.0, {"7": (1.0, 0.0), "8": (0.0, 0.0)}), (20.0, {"7": (3.0, 6.0), "8": (5.0, 0.5)})]
+    monitor._cpu = [(10.0, {7: (1.0, 0.0), 8: (0.0, 0.0)}), (20.0, {7: (3.0, 6.0), 8: (5.0, 0.5)})]
     assert monitor.client(ALWAYS) == {"used": pytest.approx(0.2), "waited": pytest.approx(0.6)}

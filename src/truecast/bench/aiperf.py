@@ -30,6 +30,9 @@ STOP_S = 20.0
 DRAIN_S = 7 * 24 * 3600
 """Streams that run at the end of the duration are followed to their end, however long that takes."""
 POLL_S = 0.5
+MIN_LOOKS_PER_S = 250
+LOOKS_PER_STREAM = 1
+"""How often AIPerf looks for a stream that has ended, to send the next request: on average 2 ms late or less."""
 SHOWN = 400
 """Characters of AIPerf's own words in an error."""
 _WORDS = {
@@ -109,7 +112,9 @@ def configuration(load: Load, inputs: Path, tokenizer: Path, folder: Path) -> di
     ends: dict[str, Any] = (
         {"requests": load.requests} if load.duration is None else {"duration": load.duration, "gracePeriod": DRAIN_S}
     )
-    streams = {"type": "concurrency", "concurrency": load.concurrency}
+    # a phase of type "concurrency" looks for a free stream in a loop without a pause, which takes a core for itself
+    looks = max(MIN_LOOKS_PER_S, LOOKS_PER_STREAM * load.concurrency)
+    streams = {"type": "constant", "rate": looks, "concurrency": load.concurrency}
     return {
         "schemaVersion": "2.0",
         "benchmark": {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 
 from truecast.bench.http import ask
+from truecast.bench.processes import let_records_wait, worker_seconds
 from truecast.bench.window import Window
 from truecast.errors import InputError
 
@@ -30,13 +30,14 @@ class Monitor:
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/metrics"
-        self._cpu: list[tuple[float, dict[str, tuple[float, float]]]] = []
+        self._cpu: list[tuple[float, dict[int, tuple[float, float]]]] = []
         self._metrics: list[tuple[float, dict[str, float]]] = []
         self._next = 0.0
 
     def poll(self, group: int) -> None:
         """Take one sample of the processes of this session, and now and then of the server's metrics."""
         now = time.time()
+        let_records_wait(group)
         self._cpu.append((now, worker_seconds(group)))
         if now >= self._next:
             self._next = now + SCRAPE_EVERY_S
@@ -84,19 +85,3 @@ def metrics_of(text: str) -> dict[str, float]:
         if value != "NaN":
             values[name] = max(values.get(name, float("-inf")), float(value))
     return values
-
-
-def worker_seconds(group: int) -> dict[str, tuple[float, float]]:
-    """Seconds of CPU, used and waited for, by each process of AIPerf that sends requests (Linux; elsewhere empty)."""
-    seconds: dict[str, tuple[float, float]] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if int((process / "stat").read_text().rsplit(")", 1)[1].split()[3]) != group:
-                continue
-            title = (process / "cmdline").read_bytes().replace(b"\0", b" ")
-            if b"worker" in title and b"worker_manager" not in title:
-                used, waited, _ = (process / "schedstat").read_text().split()
-                seconds[process.name] = int(used) / 1e9, int(waited) / 1e9
-        except (OSError, ValueError, IndexError):
-            continue  # it has just ended
-    return seconds
