@@ -68,6 +68,8 @@ def _afterwards(args: argparse.Namespace) -> str:
     """What the same command does after an interruption, for the message."""
     if args.verb == "serve-reference":
         return ""  # Ctrl-C is how it ends
+    if args.verb == "bench" and args.out is not None:
+        return "; the runs that had finished are kept"
     kept = args.verb in ("convert", "corpus") or (args.verb == "audit" and args.out is not None)
     return "; the same command " + ("goes on from here" if kept else "starts again: nothing was kept")
 
