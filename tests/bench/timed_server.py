@@ -15,7 +15,8 @@ import time
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-MAX_HEAD = 1 << 16
+PROBE_TOKENS = 16
+"""A request of no more tokens is the client's question how the server counts: no part of the load."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -160,7 +161,7 @@ class TimedServer:
         """Answer one chat completion, as a stream if that is asked for."""
         b = replace(self.behaviour, **{k: tuple(v) if k == "chunk" else v for k, v in body.get("timed", {}).items()})
         prompt = json.dumps(body["messages"])
-        probe = (body.get("max_tokens") or body.get("max_completion_tokens") or 10**9) <= 1
+        probe = (body.get("max_tokens") or body.get("max_completion_tokens") or 10**9) <= PROBE_TOKENS
         number = sum(s.outcome != "probe" for s in self.served)
         served = Served(number, time.time(), prompt, outcome="probe" if probe else "ok")
         self.served.append(served)

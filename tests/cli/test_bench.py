@@ -93,7 +93,7 @@ def test_failures_are_told_and_what_finished_is_kept(
     assert "requests failed, most with" in printed
     assert fault in printed
     document = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert document["levels"][0]["figures"]["stream"]["value"] == pytest.approx(1000, rel=0.2)
+    assert document["levels"][0]["figures"]["stream"]["value"] == pytest.approx(1000, rel=0.4)
     assert not document["sound"]
 
 

@@ -94,14 +94,12 @@ def answer_delay(request: Request) -> float | None:
 
 
 def _reasoning_share(finished: Sequence[Request]) -> float | None:
-    """By the tokens of the reasoning channel's chunks where these are counted, else by the server's usage."""
-    known = [(_reasoning(r), r.output or 0) for r in finished]
-    shares = [(reasoning, output) for reasoning, output in known if reasoning is not None]
-    return _ratio(sum(r for r, _ in shares), sum(o for _, o in shares))
+    """By the chunks of the reasoning channel where their tokens are counted, else by usage, else by the chunks all the same."""
+    return _ratio(sum(_reasoning(r) for r in finished), sum(r.output or 0 for r in finished))
 
 
-def _reasoning(request: Request) -> float | None:
-    if request.counted:
+def _reasoning(request: Request) -> float:
+    if request.counted or request.reasoning is None:
         return float(request.tokens[request.channels == REASONING].sum())
     return request.reasoning
 

@@ -12,6 +12,8 @@ from truecast.errors import InputError
 
 PROBE_TIMEOUT_S = 600.0
 """A cold engine may compile for minutes before its first token."""
+PROBE_TOKENS = 16
+"""More than the tokens without text that open an answer, such as a mark of reasoning."""
 _SECRET = re.compile(r"(api_?key|password|secret|credential|(^|_)token$)", re.IGNORECASE)
 _DESCRIPTIONS = ("/server_info", "/get_server_info")
 _FLUSHES = ("/flush_cache", "/reset_prefix_cache")
@@ -89,7 +91,7 @@ def counts_tokens(server: Server, prompt: dict[str, Any]) -> bool:
     where = f"{server.url}/v1/chat/completions"
     for per_chunk in (True, False):
         options = {"include_usage": True, **({"continuous_usage_stats": True} if per_chunk else {})}
-        body = {**prompt, "model": server.model, "max_tokens": 1, "stream": True, "stream_options": options}
+        body = {**prompt, "model": server.model, "max_tokens": PROBE_TOKENS, "stream": True, "stream_options": options}
         try:
             text = ask(where, body, timeout=PROBE_TIMEOUT_S)
         except StatusError as error:
