@@ -46,6 +46,8 @@ def test_a_table_with_definitions_and_a_document(
     )
     lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * (4 + 12) + 2 * (8 + 12)
+    served = [s["prompt"] for s in server.log()]
+    assert len(set(served)) == len(served) == len(lines), "each run goes on where the last one ended in the prompts"
     assert sorted(p.name for p in out.iterdir()) == ["bench.json", "requests.jsonl"]
     assert main([*argv, "--out", str(out)]) == 3, "somebody's figures are there"
 

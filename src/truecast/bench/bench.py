@@ -41,12 +41,15 @@ def bench(
     document = head(server, prompts, bodies, options, command)
     if out is not None:
         claim_folder(out)
+    sent = 0
     for concurrency in options.levels:
         level: dict[str, Any] = {"concurrency": concurrency, "runs": []}
         for number in range(options.runs):
             if tell is not None:
                 tell(f"{concurrency} streams, run {number + 1} of {options.runs}")
-            run, requests = _run(program, server, bodies, options, concurrency, number, out)
+            turned = [*bodies[sent % len(bodies) :], *bodies[: sent % len(bodies)]]
+            run, requests = _run(program, server, turned, options, concurrency, out)
+            sent += len(requests)
             level["runs"].append(run)
             document["levels"] = [*(x for x in document["levels"] if x is not level), level]
             finish_level(level, document, server, curve)
@@ -65,20 +68,17 @@ def _run(
     bodies: Sequence[Mapping[str, Any]],
     options: Options,
     concurrency: int,
-    number: int,
     out: Path | None,
 ) -> tuple[dict[str, Any], list[Request]]:
-    """One run at one level: its figures and its requests. Each run goes on in the prompts about where the last ended."""
+    """One run at one level: its figures and its requests."""
     cache = "kept" if options.keep_cache else flush_cache(server)
     load = Load(server.url, server.model, concurrency, options.requests, options.duration)
-    first = number * (load.warmup + (options.requests or 0)) % len(bodies)
-    turned = [*bodies[first:], *bodies[:first]]
     monitor = Monitor(server.url)
     began = datetime.now(UTC).isoformat(timespec="seconds")
     with tempfile.TemporaryDirectory(prefix="truecast-bench-") as scratch:
         folder = Path(scratch)
         try:
-            payloads = request_bodies(turned, options.sampling, server.model, per_chunk=server.per_chunk)
+            payloads = request_bodies(bodies, options.sampling, server.model, per_chunk=server.per_chunk)
             requests = list(read_requests(run_load(program, load, payloads, folder, monitor.poll)))
         except InputError:
             if out is not None and (folder / LOG).exists():
