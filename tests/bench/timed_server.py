@@ -229,6 +229,9 @@ class TimedServer:
             wait = due - time.time()
             if wait > 0:
                 await asyncio.sleep(wait)
+            if writer.is_closing():  # the client has gone
+                served.outcome = "left"
+                return False
             channel = "tool" if b.tool else "reasoning" if out < thinking else "answer"
             out += size
             self.event(writer, self.chunk(b, n, channel, size, continuous, prompt_tokens, out, thinking))
