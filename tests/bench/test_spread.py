@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from truecast.bench.spread import MAX_RUNS, interval_over_runs, median_interval
+from truecast.bench.spread import interval_over_runs, median_interval
 
 
-@pytest.mark.parametrize("runs", range(2, MAX_RUNS + 1))
+@pytest.mark.parametrize("runs", [2, 3, 10, 40])
 def test_interval_over_runs_is_students(runs: int) -> None:
     values = list(np.random.default_rng(runs).normal(30, 2, runs))
     expected = stats.t.interval(0.95, runs - 1, np.mean(values), stats.sem(values))

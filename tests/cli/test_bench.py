@@ -134,7 +134,7 @@ def test_a_server_that_cannot_be_measured(
         ["--concurrency", "2", "--requests", "4", "--duration", "3"],
         ["--concurrency", "2"],
         ["--concurrency", "2", "--duration", "nan"],
-        ["--concurrency", "2", "--requests", "4", "--runs", "11"],
+        ["--concurrency", "2", "--requests", "4", "--runs", "0"],
         ["--concurrency", "2", "--requests", "4", "--temperature", "-1"],
     ],
 )

@@ -13,7 +13,7 @@ from truecast.cli.output import positive
 from truecast.cli.target import size_in_bytes
 
 Cli = Callable[..., Any]
-VERBS = ("inspect", "plan", "convert", "verify", "check", "audit", "calibrate", "corpus", "serve-reference")
+VERBS = ("inspect", "plan", "convert", "verify", "check", "audit", "calibrate", "corpus", "serve-reference", "launch")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Load runs against a serving deployment: AIPerf sends the requests, this room reads what it recorded."""
+"""Load runs against a serving deployment: AIPerf sends, this room reads its records; and the comparison of two."""

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from truecast.statistics.student import t_quantile
+
 LEVEL = 0.95
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5% points of Student's t for 1 to 9 degrees of freedom."""
-MAX_RUNS = len(_T) + 1
 
 Pair = tuple[float, float]
 
@@ -20,7 +19,7 @@ def interval_over_runs(values: Sequence[float]) -> Pair | None:
     n = len(values)
     if n < 2:
         return None
-    half = _T[n - 2] * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = t_quantile((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
     mean = float(np.mean(values))
     return mean - half, mean + half
 

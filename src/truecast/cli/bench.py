@@ -14,7 +14,6 @@ from rich.console import Console
 from truecast.bench.bench import bench
 from truecast.bench.document import Options
 from truecast.bench.keep import RESULT
-from truecast.bench.spread import MAX_RUNS
 from truecast.cli.output import positive, print_result, say, table
 from truecast.errors import UsageError
 
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--duration", type=_seconds, metavar="S", help="seconds of each run after its warm-up")
     length.add_argument("--requests", type=positive, metavar="N", help="requests of each run after its warm-up")
-    parser.add_argument("--runs", type=_runs, default=2, metavar="N", help="runs of each level (default: 2)")
+    parser.add_argument("--runs", type=positive, default=2, metavar="N", help="runs of each level (default: 2)")
     parser.add_argument("--max-tokens", type=positive, metavar="N", help="token limit of an output (default: none)")
     parser.add_argument("--temperature", type=_number, metavar="T", help="default: the server's")
     parser.add_argument("--top-p", type=_number, metavar="P", help="default: the server's")
@@ -129,12 +128,6 @@ def _levels(text: str) -> list[int]:
     if len(set(levels)) < len(levels):
         raise argparse.ArgumentTypeError(f"{text!r} names a level twice")
     return levels
-
-
-def _runs(text: str) -> int:
-    if (runs := positive(text)) > MAX_RUNS:
-        raise argparse.ArgumentTypeError(f"at most {MAX_RUNS} runs")
-    return runs
 
 
 def _seconds(text: str) -> float:

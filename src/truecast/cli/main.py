@@ -13,7 +13,23 @@ from collections.abc import Sequence
 from truecast import __version__
 from truecast.errors import RefusedError, TruecastError
 
-VERBS = ("inspect", "plan", "convert", "verify", "check", "audit", "calibrate", "corpus", "serve-reference", "bench")
+VERBS = (
+    "inspect",
+    "plan",
+    "convert",
+    "verify",
+    "check",
+    "audit",
+    "calibrate",
+    "corpus",
+    "serve-reference",
+    "doctor",
+    "launch",
+    "smoke",
+    "bench",
+    "bench",
+    "compare",
+)
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
 
 INTERRUPTED = 130
@@ -66,8 +82,8 @@ def _no_memory(error: RuntimeError) -> bool:
 
 def _afterwards(args: argparse.Namespace) -> str:
     """What the same command does after an interruption, for the message."""
-    if args.verb == "serve-reference":
-        return ""  # Ctrl-C is how it ends
+    if args.verb in ("serve-reference", "launch"):
+        return ""  # Ctrl-C is how they end
     if args.verb == "bench" and args.out is not None:
         return "; the runs that had finished are kept"
     kept = args.verb in ("convert", "corpus") or (args.verb == "audit" and args.out is not None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from truecast.cli.output import positive
 from truecast.cli.target import size_in_bytes
-from truecast.errors import InputError
+from truecast.errors import InputError, UsageError
 
 _DEVICES = ("auto", "cpu", "cuda")
 
@@ -27,6 +28,21 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
         "--corpus", type=Path, required=True, metavar="FILE", help="documents as token ids, made by `truecast corpus`"
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """Add ``--api-key-env``, for a verb that asks a server; :func:`key_of` reads it."""
+    parser.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key")
+
+
+def key_of(args: argparse.Namespace) -> str:
+    """The key, empty where none is named. Raises: UsageError if the variable holds none."""
+    if args.api_key_env is None:
+        return ""
+    key = os.environ.get(args.api_key_env, "")
+    if not key or not key.isascii() or not key.isprintable():
+        raise UsageError("holds no key", where=f"environment variable {args.api_key_env}")
+    return key
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:

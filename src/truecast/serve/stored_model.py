@@ -26,7 +26,8 @@ class StoredModel:
     """A checkpoint as it would be served. ``text`` is the text model's part of ``config``; counts are 0 if not stated.
 
     ``problems``: packed tensors and scales that fit no layout, such as an expert without its scale.
-    ``remote_code``: Python files that config.json names to be run; truecast runs none of it.
+    ``remote_code``: Python files that config.json names to be run; truecast runs none of it. ``packed``: matrices of the
+    format; ``with_input_scale``: those of them that have a stored activation scale.
     """
 
     location: str
@@ -42,6 +43,8 @@ class StoredModel:
     request: RequestMemory | None
     problems: tuple[InputError, ...] = ()
     remote_code: tuple[str, ...] = ()
+    packed: int = 0
+    with_input_scale: int = 0
 
     @property
     def activation(self) -> str:
@@ -90,6 +93,7 @@ def stored_model(source: Checkpoint) -> StoredModel:
     text = text if isinstance(text, dict) else source.config
     family = find_family(source.config, source.tensors).name
     form, dialect = _form(contents.matrices.values())
+    packed = [m for m in contents.matrices.values() if format_of(m) == form]
     heads = text.get("num_attention_heads")
     modules = [Module(m.name, m.rows, m.cols, format_of(m)) for m in contents.matrices.values()]
     return StoredModel(
@@ -106,6 +110,8 @@ def stored_model(source: Checkpoint) -> StoredModel:
         request=request_memory(text),
         problems=tuple(problems),
         remote_code=_remote_code(source.config),
+        packed=len(packed),
+        with_input_scale=sum(m.input_scale is not None for m in packed),
     )
 
 

@@ -32,7 +32,7 @@ POLL = 0.1
 
 
 def _need(situation: Situation) -> Need | None:
-    if situation.tp_size == 1 or not (situation.experts or VARIABLE in os.environ):
+    if situation.tp_size == 1 or not (situation.experts or VARIABLE in situation.environment):
         return None
     return Need(f"{situation.tp_size} ranks load, each at its own pace", required=False)
 

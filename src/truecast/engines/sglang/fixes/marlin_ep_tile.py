@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,9 +28,9 @@ _FULL = 0.9  # SGLang's own limit: a tile is large enough once it is less than t
 
 def parse(text: str) -> int | None:
     """``None`` for off (stock), 0 for the choice from all experts (``1`` is the published patch's word), or a fixed tile."""
-    if text.lower() in ("0", "off", "false"):
+    if text in ("0", "off"):
         return None
-    if text.lower() in ("1", "on", "true", "auto"):
+    if text in ("1", "auto"):
         return 0
     if text in map(str, TILES):
         return int(text)
@@ -52,7 +51,7 @@ def tile(stock: int, rows: int, topk: int, local: int, expert_map: Any, experts:
 
 
 def _need(situation: Situation) -> Need | None:
-    if parse(os.environ.get(SETTING, "auto")) is None or situation.ep_size < 2 or not situation.experts:
+    if parse(situation.environment.get(SETTING, "auto")) is None or situation.ep_size < 2 or not situation.experts:
         return None
     if situation.moe_backend not in ("marlin", "auto"):
         return None
@@ -108,15 +107,16 @@ def rebuilt(sources: Sources, namespace: dict[str, Any], fixed: int) -> Callable
 
 def _hooks(situation: Situation) -> Sequence[Hook]:
     module = importlib.import_module(MODULE)
-    fixed = parse(os.environ.get(SETTING, "auto")) or 0
-    return [Hook(f"{MODULE}.{NAME}", rebuilt(installed(), vars(module), fixed), Kind.REPLACE)]
+    fixed = parse(situation.environment.get(SETTING, "auto")) or 0
+    ours = vars(module).get(_OURS) or rebuilt(installed(), vars(module), fixed)  # once: it becomes an operator
+    return [Hook(f"{MODULE}.{NAME}", ours, Kind.REPLACE)]
 
 
 def _selftest(situation: Situation) -> None:
     """The choice at Kimi-K3's EP32 shape, and without expert parallelism."""
     choose = vars(importlib.import_module(MODULE)).get(_CHOICE)
     assert choose is not None, f"{MODULE} has no {_CHOICE}"
-    fixed = parse(os.environ.get(SETTING, "auto"))
+    fixed = parse(situation.environment.get(SETTING, "auto"))
     assert choose(64, 150, 16, 28, object(), 896) == (fixed or 8), "the tile at EP32 is not the one chosen"
     assert choose(64, 150, 16, 28, None, 28) == 64, "the tile without expert parallelism changed"
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from truecast.engines.sglang.fix import Fix, Hook, Need, Sources
+from truecast.engines.sglang.guard import holds
 from truecast.engines.sglang.nvfp4 import modelopt_on_marlin
 from truecast.engines.sglang.situation import Situation
 from truecast.engines.sglang.source import function
@@ -36,16 +37,17 @@ def _need(situation: Situation) -> Need | None:
 
 
 def _faulty(sources: Sources) -> bool:
-    """SGLang's own assertion is asked, with SiTU and Marlin."""
+    return not accepts(sources, "situ", "marlin")
+
+
+def accepts(sources: Sources, activation: str, backend: str) -> bool:
+    """Would SGLang's own assertion let this activation pass on this MoE backend? Raises: LookupError if it is another."""
     body = ast.parse(function(sources, MODULE, METHOD)).body
     guards = [n.test for n in ast.walk(body[0]) if isinstance(n, ast.Assert) and "activation" in ast.unparse(n.test)]
     if not guards:
         raise LookupError(f"{METHOD} asserts no activation")
-    names: dict[str, Any] = {"activation": "situ", "moe_runner_backend": _Backend(), LIST: _listed(sources)}
-    try:
-        return not all(eval(compile(ast.Expression(guard), MODULE, "eval"), names) for guard in guards)
-    except (NameError, AttributeError, TypeError) as error:
-        raise LookupError(f"{METHOD} asks for more than an activation and a backend: {error}") from error
+    names = {"activation": activation, LIST: _listed(sources)}
+    return all(holds(guard, names, "moe_runner_backend", backend) for guard in guards)
 
 
 def _listed(sources: Sources) -> tuple[str, ...]:

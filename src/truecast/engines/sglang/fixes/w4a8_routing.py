@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,9 @@ SETTING = "K3_W4_SRC2DST"
 MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
 NAME = "cutlass_w4_run_moe_ep_preproess"  # SGLang's spelling
 CALLER = "sglang.srt.layers.moe.cutlass_w4a8_moe"
+
+_bins = 0
+"""Enough for each model of this process."""
 
 
 def parse(text: str) -> bool:
@@ -40,7 +42,11 @@ def bins(situation: Situation) -> int:
 
 
 def _need(situation: Situation) -> Need | None:
-    if situation.quantization != "w4afp8" or not situation.experts or not parse(os.environ.get(SETTING, "count")):
+    if (
+        situation.quantization != "w4afp8"
+        or not situation.experts
+        or not parse(situation.environment.get(SETTING, "count"))
+    ):
         return None
     return Need("each W4A8 expert layer would sort its routes", required=False)
 
@@ -63,16 +69,18 @@ def _faulty(sources: Sources) -> bool:
 
 
 def _hooks(situation: Situation) -> Sequence[Hook]:
-    most = bins(situation)
-
-    def counted(original: Callable[[Tensor], Tensor], topk_ids: Tensor) -> Tensor:
-        from truecast.engines.sglang.kernels import expert_counts, routing
-
-        if not topk_ids.is_cuda or (topk_ids.numel() > routing.SHORT and most > expert_counts.MOST_BINS):
-            return original(topk_ids)
-        return routing.places(topk_ids.view(-1), most)
-
+    global _bins
+    _bins = max(_bins, bins(situation))
     return [Hook(f"{MODULE}.{NAME}", counted)]
+
+
+def counted(original: Callable[[Tensor], Tensor], topk_ids: Tensor) -> Tensor:
+    """Around the sort: the same map."""
+    from truecast.engines.sglang.kernels import expert_counts, routing
+
+    if not topk_ids.is_cuda or (topk_ids.numel() > routing.SHORT and _bins > expert_counts.MOST_BINS):
+        return original(topk_ids)
+    return routing.places(topk_ids.view(-1), _bins)
 
 
 def _selftest(situation: Situation) -> None:

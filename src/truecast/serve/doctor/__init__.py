@@ -1,0 +1,1 @@
+"""Whether a deployment would serve, and serve rightly: every known trap as a check with evidence and a remedy."""
