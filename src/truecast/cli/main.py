@@ -27,7 +27,6 @@ VERBS = (
     "launch",
     "smoke",
     "bench",
-    "bench",
     "compare",
 )
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
