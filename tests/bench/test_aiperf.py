@@ -32,9 +32,10 @@ def test_the_measured_phase_takes_the_streams_over(tmp_path: Path) -> None:
 
 
 def test_the_key_is_sent_and_the_hub_is_not_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    endpoint = configuration(Load("http://a", "m", 1, 5, None), tmp_path, tmp_path, tmp_path)["benchmark"]["endpoint"]
+    endpoint = configuration(Load("http://a", "m", 1, 5, None, "k"), tmp_path, tmp_path, tmp_path)["benchmark"][
+        "endpoint"
+    ]
     assert endpoint["headers"] == {"authorization": "Bearer k"}
     assert "HF_HUB_OFFLINE" not in environment()
 

@@ -27,6 +27,7 @@ def test_a_server_says_who_it_is(serve: Serve) -> None:
     assert (server.model, server.context, server.engine, server.version) == ("timed", 100_000, "sglang", "0.5.20")
     assert server.arguments["tp_size"] == 4
     assert "api_key" not in server.arguments
+    assert "k3y" not in str(describe(server.url, None, "k3y").document())
     assert describe(serve(engine="vllm").url, None).engine == "vllm"
     assert describe(serve(engine="plain").url, "timed").engine is None
 

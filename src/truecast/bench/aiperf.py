@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Load:
     concurrency: int
     requests: int | None
     duration: float | None
+    key: str | None = field(default=None, repr=False)
 
     @property
     def warmup(self) -> int:
@@ -124,7 +125,7 @@ def configuration(load: Load, inputs: Path, tokenizer: Path, folder: Path) -> di
                 "type": "chat",
                 "streaming": True,
                 "useServerTokenCount": True,
-                "headers": authorization(),
+                "headers": authorization(load.key),
             },
             "datasets": [
                 {"name": "main", "type": "file", "path": str(inputs), "format": "raw_payload", "sampling": "sequential"}

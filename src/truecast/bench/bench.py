@@ -36,7 +36,7 @@ def bench(
     bodies = read_prompts(prompts)
     curve = None if options.single is None else curve_of(options.single)
     program = find_aiperf()
-    server = describe(url, options.model)
+    server = describe(url, options.model, options.key)
     server = replace(server, per_chunk=counts_tokens(server, bodies[0]))
     document = head(server, prompts, bodies, options, command)
     if out is not None:
@@ -72,8 +72,8 @@ def _run(
 ) -> tuple[dict[str, Any], list[Request]]:
     """One run at one level: its figures and its requests."""
     cache = "kept" if options.keep_cache else flush_cache(server)
-    load = Load(server.url, server.model, concurrency, options.requests, options.duration)
-    monitor = Monitor(server.url)
+    load = Load(server.url, server.model, concurrency, options.requests, options.duration, server.key)
+    monitor = Monitor(server.url, server.key)
     began = datetime.now(UTC).isoformat(timespec="seconds")
     with tempfile.TemporaryDirectory(prefix="truecast-bench-") as scratch:
         folder = Path(scratch)

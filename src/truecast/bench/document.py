@@ -35,6 +35,8 @@ class Options:
     keep_cache: bool = False
     replicas: int = 1
     single: Path | None = None
+    key: str | None = field(default=None, repr=False)
+    """The server's key."""
 
 
 def head(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from typing import Any
@@ -35,9 +34,11 @@ class StatusError(InputError):
         super().__init__(f"answers {status}: {message}", where=where)
 
 
-def ask(url: str, body: object = None, *, method: str | None = None, timeout: float = TIMEOUT_S) -> str:
+def ask(
+    url: str, body: object = None, *, method: str | None = None, timeout: float = TIMEOUT_S, key: str | None = None
+) -> str:
     """Text of the answer. Raises: StatusError for an error status, InputError for a server that cannot be reached."""
-    headers = {"content-type": "application/json", **authorization()}
+    headers = {"content-type": "application/json", **authorization(key)}
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
@@ -51,18 +52,17 @@ def ask(url: str, body: object = None, *, method: str | None = None, timeout: fl
         raise InputError(f"cannot be reached: {error}", where=url, fix="is the server up?") from None
 
 
-def ask_json(url: str, body: object = None, *, timeout: float = TIMEOUT_S) -> Any:
+def ask_json(url: str, *, key: str | None = None) -> Any:
     """The answer as JSON. Raises: StatusError, InputError."""
-    text = ask(url, body, timeout=timeout)
+    text = ask(url, key=key)
     try:
         return json.loads(text)
     except ValueError:
         raise InputError("answers with no JSON", where=url, fix="is this an OpenAI-compatible server?") from None
 
 
-def authorization() -> dict[str, str]:
-    """The header of the key in ``OPENAI_API_KEY``, if there is one."""
-    key = os.environ.get("OPENAI_API_KEY")
+def authorization(key: str | None) -> dict[str, str]:
+    """The header of a key, if there is one."""
     return {"authorization": f"Bearer {key}"} if key else {}
 
 

@@ -28,8 +28,8 @@ _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+([0-9.eE+-]+|NaN)", re.M
 class Monitor:
     """Samples of one run. State: the client's CPU by process and the server's metrics, each with its time."""
 
-    def __init__(self, url: str) -> None:
-        self._url = f"{url}/metrics"
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self._url, self._key = f"{url}/metrics", key
         self._cpu: list[tuple[float, dict[int, tuple[float, float]]]] = []
         self._metrics: list[tuple[float, dict[str, float]]] = []
         self._next = 0.0
@@ -42,7 +42,7 @@ class Monitor:
         if now >= self._next:
             self._next = now + SCRAPE_EVERY_S
             try:
-                self._metrics.append((now, metrics_of(ask(self._url, timeout=SCRAPE_EVERY_S))))
+                self._metrics.append((now, metrics_of(ask(self._url, timeout=SCRAPE_EVERY_S, key=self._key))))
             except InputError:
                 self._next = now + 30.0  # no metrics here, or none for now
 

@@ -33,10 +33,12 @@ class Server:
     """Its settings, scalars only, no secrets."""
     per_chunk: bool = False
     """Does it give the running token count on every chunk?"""
+    key: str | None = field(default=None, repr=False)
+    """The key that it wants; never in the record."""
 
     def document(self) -> dict[str, Any]:
         """For the record."""
-        return {**vars(self)}
+        return {name: value for name, value in vars(self).items() if name != "key"}
 
 
 def base_url(url: str) -> str:
@@ -46,10 +48,10 @@ def base_url(url: str) -> str:
     return re.sub(r"(/v1)?/*$", "", url)
 
 
-def describe(url: str, model: str | None) -> Server:
+def describe(url: str, model: str | None, key: str | None = None) -> Server:
     """Ask the server who it is. ``model`` picks one of several. Raises: InputError."""
     base = base_url(url)
-    listed = ask_json(f"{base}/v1/models")
+    listed = ask_json(f"{base}/v1/models", key=key)
     data = listed.get("data") if isinstance(listed, dict) else None
     cards = {c["id"]: c for c in data or () if isinstance(c, dict) and isinstance(c.get("id"), str)}
     if not cards:
@@ -58,24 +60,24 @@ def describe(url: str, model: str | None) -> Server:
         raise InputError(f"serves no {model}, but {', '.join(cards)}", where=base, fix="--model with one of these")
     name = model if model is not None else next(iter(cards))
     context = cards[name].get("max_model_len")
-    info = _first_json(base, _DESCRIPTIONS)
-    engine, version = _engine(base, info)
+    info = _first_json(base, _DESCRIPTIONS, key)
+    engine, version = _engine(base, info, key)
     settings = {k: v for k, v in info.items() if isinstance(v, str | int | float | bool) and not _SECRET.search(k)}
-    return Server(base, name, context if isinstance(context, int) else None, engine, version, settings)
+    return Server(base, name, context if isinstance(context, int) else None, engine, version, settings, key=key)
 
 
-def _engine(base: str, info: dict[str, Any]) -> tuple[str | None, str | None]:
+def _engine(base: str, info: dict[str, Any], key: str | None) -> tuple[str | None, str | None]:
     if "version" in info:
         return "sglang", str(info["version"])
-    answer = _first_json(base, ("/version",))
+    answer = _first_json(base, ("/version",), key)
     return ("vllm", str(answer["version"])) if "version" in answer else (None, None)
 
 
-def _first_json(base: str, paths: tuple[str, ...]) -> dict[str, Any]:
+def _first_json(base: str, paths: tuple[str, ...], key: str | None) -> dict[str, Any]:
     """The first of these pages that is there and is a JSON object; else an empty one."""
     for path in paths:
         try:
-            page = ask_json(base + path)
+            page = ask_json(base + path, key=key)
         except InputError:
             continue
         if isinstance(page, dict):
@@ -93,7 +95,7 @@ def counts_tokens(server: Server, prompt: dict[str, Any]) -> bool:
         options = {"include_usage": True, **({"continuous_usage_stats": True} if per_chunk else {})}
         body = {**prompt, "model": server.model, "max_tokens": PROBE_TOKENS, "stream": True, "stream_options": options}
         try:
-            text = ask(where, body, timeout=PROBE_TIMEOUT_S)
+            text = ask(where, body, timeout=PROBE_TIMEOUT_S, key=server.key)
         except StatusError as error:
             if per_chunk and error.status in (400, 422):
                 continue
@@ -121,7 +123,7 @@ def flush_cache(server: Server) -> str:
     """Empty the server's prefix cache. Returns: ``flushed``, or ``cannot be flushed``."""
     for path in _FLUSHES:
         try:
-            ask(server.url + path, method="POST", timeout=60.0)
+            ask(server.url + path, method="POST", timeout=60.0, key=server.key)
         except InputError:
             continue
         return "flushed"

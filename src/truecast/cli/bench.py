@@ -14,6 +14,7 @@ from rich.console import Console
 from truecast.bench.bench import bench
 from truecast.bench.document import Options
 from truecast.bench.keep import RESULT
+from truecast.cli.options import add_key, key_of
 from truecast.cli.output import positive, print_result, say, table
 from truecast.errors import UsageError
 
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-cache", action="store_true", help="do not flush the server's prefix cache before a run")
     parser.add_argument("--replicas", type=positive, default=1, metavar="R", help="replicas behind this router")
     parser.add_argument("--single", type=Path, metavar="FILE", help="one replica's bench.json, to compare with")
+    add_key(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the document and a line for each request here")
 
 
@@ -70,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         keep_cache=args.keep_cache,
         replicas=args.replicas,
         single=args.single,
+        key=key_of(args),
     )
     tell = None if args.quiet else say
     document = bench(args.url, args.prompts, options, args.out, ["truecast", *sys.argv[1:]], tell)
