@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import urllib.request
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import recorder
+from tests.bench import stand_in as program
 from truecast.bench.aiperf import RECORDS, Load, configuration
 from truecast.bench.bench import bench
 from truecast.bench.document import Options
@@ -33,15 +32,6 @@ class Serving:
     def log(self) -> list[dict[str, Any]]:
         """What it served, without the probes."""
         return [s for s in self.page("/timed/log") if s["outcome"] != "probe"]
-
-    def speed(self) -> float:
-        """Median tok/s of a stream after its first chunk, by when the chunks were written."""
-        streams = [s["chunks"] for s in self.log() if len(s["chunks"]) > 1]
-        return statistics.median(sum(n for _, n, _ in c[1:]) / (c[-1][0] - c[0][0]) for c in streams)
-
-    def first_token(self) -> float:
-        """Median time from arrival to the first chunk."""
-        return statistics.median(s["chunks"][0][0] - s["arrived"] for s in self.log() if s["chunks"])
 
 
 Serve = Callable[..., Serving]
@@ -72,11 +62,11 @@ def serve(timed_port: int) -> Serve:
 
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A program that takes AIPerf's place; see recorder.py."""
-    program = tmp_path_factory.mktemp("bin") / "aiperf"
-    program.write_text(f'#!/bin/sh\ncd "{ROOT}" && exec "{sys.executable}" -m tests.bench.recorder "$@"\n')
-    program.chmod(0o755)
-    return str(program)
+    """A program that takes AIPerf's place; see stand_in.py."""
+    path = tmp_path_factory.mktemp("bin") / "aiperf"
+    path.write_text(f'#!/bin/sh\ncd "{ROOT}" && exec "{sys.executable}" -m tests.bench.stand_in "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 @pytest.fixture
@@ -119,5 +109,5 @@ def load_in_process(
     inputs.write_text("".join(json.dumps(b) + "\n" for b in bodies))
     config = folder / "config.json"
     config.write_text(json.dumps(configuration(load, inputs, folder, folder)))
-    recorder.main(["profile", "--config", str(config)])
+    program.main(["profile", "--config", str(config)])
     return folder / RECORDS

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+HOLD_S = 60.0
+"""How long the server waits for requests that do not come."""
 PROBE_TOKENS = 16
 """A request of no more tokens is the client's question how the server counts: no part of the load."""
 DONE = b"data: [DONE]\n\n"
@@ -58,6 +60,12 @@ class Behaviour:
     cold: int = 0
     """The first so many requests compile something: ``cold_ttft``."""
     cold_ttft: float = 0.0
+    gather: int = 0
+    """No answer before so many requests have been in flight at once."""
+    hold_first: int = 0
+    """The first request ends only after so many have come: one that waits for it before it goes on would never."""
+    hang_after: int = 0
+    """Requests after so many get no answer."""
     role_first: bool = True
     """A first event with the role and no content, as OpenAI's and SGLang's servers send."""
     model: str = "timed"
@@ -91,7 +99,7 @@ class TimedServer:
         self.seen: set[str] = set()
         self.flushed = 0
         self.slots = asyncio.Semaphore(behaviour.slots)
-        self.running = 0
+        self.running: set[int] = set()
         self.peak = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,7 +129,7 @@ class TimedServer:
         pages: dict[str, Any] = {
             "/v1/models": {"object": "list", "data": [{"id": b.model, "object": "model", "max_model_len": b.context}]},
             "/timed/log": [vars(s) for s in self.served],
-            "/timed/state": {"flushed": self.flushed, "peak": self.peak, "requests": len(self.served)},
+            "/timed/state": {"flushed": self.flushed, "peak": self.peak, "requests": sum(s.outcome != "probe" for s in self.served)},
         }
         if b.engine == "sglang":
             pages["/server_info"] = {
@@ -171,13 +179,26 @@ class TimedServer:
             await self.whole(writer, refused[0], {"error": {"message": refused[1]}})
             return True
         async with self.slots:
-            self.running += 1
-            self.peak = max(self.peak, self.running)
+            running = self.running  # that of this behaviour: another may have been set when this request ends
+            running.add(id(served))
+            self.peak = max(self.peak, len(running))
             try:
+                if not probe:
+                    await self.hold(b, number)
                 return await self.generate(b, body, served, prompt, writer)
             finally:
-                self.running -= 1
+                running.discard(id(served))
                 served.ended = time.time()
+
+    async def hold(self, b: Behaviour, number: int) -> None:
+        """Wait for what this request has to wait for, however fast the machine is."""
+        end = time.time() + HOLD_S
+        while time.time() < end and (
+            self.peak < b.gather
+            or (number == 0 and sum(s.outcome != "probe" for s in self.served) < b.hold_first)
+            or (b.hang_after and number >= b.hang_after)
+        ):
+            await asyncio.sleep(0.01)
 
     def refusal(self, b: Behaviour, body: dict[str, Any], number: int, prompt: str) -> tuple[int, str] | None:
         """Status and message, if this request gets no answer."""
