@@ -72,7 +72,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def with_stand_in(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truecast.bench.bench.find_aiperf", lambda: stand_in)
-    monkeypatch.setattr("truecast.bench.aiperf.POLL_S", 0.05)
+    monkeypatch.setattr("truecast.bench.aiperf.POLL_S", 0.1)
 
 
 def write_prompts(folder: Path, count: int = 200, **keys: Any) -> Path:
@@ -84,13 +84,15 @@ def write_prompts(folder: Path, count: int = 200, **keys: Any) -> Path:
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Runs bench against a server and returns its document: ``measured(serving, level, requests=..., prompts=...)``.
-
-    The stand-in for AIPerf runs in this process here, which saves the start of one.
-    """
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in for AIPerf runs in this process, which saves the start of one."""
     monkeypatch.setattr("truecast.bench.bench.find_aiperf", lambda: "")
     monkeypatch.setattr("truecast.bench.bench.run_load", load_in_process)
+
+
+@pytest.fixture
+def measured(tmp_path: Path, in_process: None) -> Callable[..., dict[str, Any]]:
+    """Runs bench against a server and returns its document: ``measured(serving, level, requests=..., prompts=...)``."""
 
     def run(serving: Serving, level: int, prompts: Path | None = None, **options: Any) -> dict[str, Any]:
         options = {"runs": 1, "requests": 3 * level, **options}
@@ -109,5 +111,6 @@ def load_in_process(
     inputs.write_text("".join(json.dumps(b) + "\n" for b in bodies))
     config = folder / "config.json"
     config.write_text(json.dumps(configuration(load, inputs, folder, folder)))
+    poll(-1)  # there is no such group of processes: only the server's metrics are read
     program.main(["profile", "--config", str(config)])
     return folder / RECORDS

@@ -76,7 +76,7 @@ async def load(bench: dict[str, Any]) -> list[dict[str, Any]]:
 
 def timed(results: list[dict[str, Any]], streams: int, warmup: int, begin_ns: int) -> list[dict[str, Any]]:
     """The records: each request is sent in the moment in which a stream is free, and takes its length."""
-    free = [begin_ns] * streams
+    free = [begin_ns + i * EVENT_NS // streams for i in range(streams)]
     for number, result in enumerate(results):
         sent = heapq.heappop(free)
         heapq.heappush(free, sent + length_ns(result))

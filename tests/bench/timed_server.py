@@ -102,6 +102,10 @@ class TimedServer:
         self.running: set[int] = set()
         self.peak = 0
 
+    def requests(self) -> int:
+        """How many requests of the load have come."""
+        return sum(s.outcome != "probe" for s in self.served)
+
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, request after request."""
         try:
@@ -129,7 +133,11 @@ class TimedServer:
         pages: dict[str, Any] = {
             "/v1/models": {"object": "list", "data": [{"id": b.model, "object": "model", "max_model_len": b.context}]},
             "/timed/log": [vars(s) for s in self.served],
-            "/timed/state": {"flushed": self.flushed, "peak": self.peak, "requests": sum(s.outcome != "probe" for s in self.served)},
+            "/timed/state": {
+                "flushed": self.flushed,
+                "peak": self.peak,
+                "requests": self.requests(),
+            },
         }
         if b.engine == "sglang":
             pages["/server_info"] = {
@@ -170,7 +178,7 @@ class TimedServer:
         b = replace(self.behaviour, **{k: tuple(v) if k == "chunk" else v for k, v in body.get("timed", {}).items()})
         prompt = json.dumps(body["messages"])
         probe = (body.get("max_tokens") or body.get("max_completion_tokens") or 10**9) <= PROBE_TOKENS
-        number = sum(s.outcome != "probe" for s in self.served)
+        number = self.requests()
         served = Served(number, time.time(), prompt, outcome="probe" if probe else "ok")
         self.served.append(served)
         refused = self.refusal(b, body, number, prompt)
@@ -195,7 +203,7 @@ class TimedServer:
         end = time.time() + HOLD_S
         while time.time() < end and (
             self.peak < b.gather
-            or (number == 0 and sum(s.outcome != "probe" for s in self.served) < b.hold_first)
+            or (number == 0 and self.requests() < b.hold_first)
             or (b.hang_after and number >= b.hang_after)
         ):
             await asyncio.sleep(0.01)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.conftest import ROOT, Serve, write_prompts
+from tests.bench.conftest import in_process as in_process
 from tests.bench.conftest import serve as serve
 from tests.bench.conftest import stand_in as stand_in
 from tests.bench.conftest import timed_port as timed_port
@@ -24,7 +25,7 @@ def prompts(folder: Path) -> str:
     return str(write_prompts(folder))
 
 
-@pytest.mark.usefixtures("with_stand_in")
+@pytest.mark.usefixtures("in_process")
 def test_a_table_with_definitions_and_a_document(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,18 +55,28 @@ def test_a_table_with_definitions_and_a_document(
 
 @pytest.mark.usefixtures("with_stand_in")
 def test_json_and_quiet(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["bench", serve(**QUICK).url, "--prompts", prompts(tmp_path), "--concurrency", "2", "--duration", "0.5"]
+    argv = [
+        "bench",
+        serve(**QUICK, acceptance=2.45).url,
+        "--prompts",
+        prompts(tmp_path),
+        "--concurrency",
+        "2",
+        "--duration",
+        "0.4",
+    ]
     assert main([*argv, "--runs", "1", "--temperature", "0.6", "--max-tokens", "99", "--json", "--quiet"]) == 0
     printed, progress = capsys.readouterr()
     document = json.loads(printed)
     assert document["schema"] == "truecast.bench/1"
     assert document["sampling"] == {"max_tokens": 99, "temperature": 0.6}
     assert document["levels"][0]["figures"]["stream"]["interval_over_runs"] is None
-    assert 0.4 < document["levels"][0]["runs"][0]["window"]["seconds"] < 0.8
+    assert 0.3 < document["levels"][0]["runs"][0]["window"]["seconds"] < 0.5, "by the stand-in's own clock"
+    assert document["levels"][0]["acceptance_length"] == 2.45
     assert progress == ""
 
 
-@pytest.mark.usefixtures("with_stand_in")
+@pytest.mark.usefixtures("in_process")
 def test_replicas_against_one(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = serve(**QUICK)
     argv = ["bench", server.url, "--prompts", prompts(tmp_path), "--requests", "10", "--runs", "1", "--concurrency"]
@@ -76,7 +87,7 @@ def test_replicas_against_one(serve: Serve, tmp_path: Path, capsys: pytest.Captu
     assert main([*argv, "6", "--single", str(tmp_path / "one" / "bench.json")]) == 2
 
 
-@pytest.mark.usefixtures("with_stand_in")
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("behaviour", "fault"),
     [
@@ -95,11 +106,12 @@ def test_failures_are_told_and_what_finished_is_kept(
     assert "requests failed, most with" in printed
     assert fault in printed
     document = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert document["levels"][0]["figures"]["stream"]["value"] == pytest.approx(1000, rel=0.4)
+    assert document["levels"][0]["figures"]["stream"]["value"] > 0
+    assert len((tmp_path / "out" / "requests.jsonl").read_text().splitlines()) == 6 + 24
     assert not document["sound"]
 
 
-@pytest.mark.usefixtures("with_stand_in")
+@pytest.mark.usefixtures("in_process")
 def test_prompts_longer_than_the_context(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mixed.jsonl"
     lengths = [5, 5, 5, 300]
@@ -109,7 +121,7 @@ def test_prompts_longer_than_the_context(serve: Serve, tmp_path: Path, capsys: p
     assert "longer than the model's context length (100 tokens)" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("with_stand_in")
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
@@ -164,19 +176,18 @@ def test_aiperf_that_breaks_off(
 
 
 def test_ctrl_c_keeps_the_levels_that_have_finished(serve: Serve, tmp_path: Path, stand_in: str) -> None:
-    server = serve(ttft=0.02, interval=0.01, tokens=20)
+    server = serve(**QUICK, hang_after=4 + 4)
     out = tmp_path / "out"
     options = ["bench", server.url, "--prompts", prompts(tmp_path), "--runs", "1", "--concurrency", "2,3"]
     env = {**os.environ, "PATH": f"{Path(stand_in).parent}:{os.environ['PATH']}", "PYTHONPATH": "src"}
     code = "import sys; sys.executable = '/none/python'; from truecast.cli.main import main; sys.exit(main())"
-    argv = [sys.executable, "-c", code, *options, "--duration", "1", "--out", str(out)]
+    argv = [sys.executable, "-c", code, *options, "--requests", "4", "--out", str(out)]
     with subprocess.Popen(argv, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.time() + 30
-        while not (out / "bench.json").exists() and time.time() < deadline:
+        while server.page("/timed/state")["requests"] < 4 + 4 + 3:  # the second level hangs
+            assert process.poll() is None
             time.sleep(0.05)
-        time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the runs that had finished are kept" in said
     assert "Traceback" not in said
