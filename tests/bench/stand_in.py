@@ -8,6 +8,7 @@ one writes. Run as ``python -m tests.bench.stand_in profile --config FILE``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import json
 import sys
@@ -23,8 +24,8 @@ async def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:
     host = urlsplit(url)
     data = json.dumps(body).encode()
     result: dict[str, Any] = {"payload": body, "status": None, "responses": []}
+    reader, writer = await asyncio.open_connection(host.hostname, host.port, limit=1 << 24)
     try:
-        reader, writer = await asyncio.open_connection(host.hostname, host.port, limit=1 << 24)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data)
         answer = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -34,9 +35,12 @@ async def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:
             result["error"] = {"code": result["status"], "message": (await reader.readexactly(length)).decode()}
         else:
             await _stream(reader, result)
-        writer.close()
     except (OSError, asyncio.IncompleteReadError) as error:
         result["error"] = {"type": type(error).__name__, "message": str(error)}
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
     return result
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.bench.conftest import Serve, write_prompts
 
 Measured = Callable[..., dict[str, Any]]
-QUICK = {"ttft": 0.01, "interval": 0.0005, "tokens": 20}
+QUICK = {"ttft": 0.002, "interval": 0.0002, "tokens": 20}
 
 
 def run_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -34,11 +34,11 @@ def test_01_to_04_the_cache_is_flushed_before_each_run_or_its_state_is_told(
     serve: Serve, measured: Measured, tmp_path: Path
 ) -> None:
     few = write_prompts(tmp_path, 6)
-    server = serve(**QUICK, warm_ttft=0.01)
+    server = serve(**QUICK, warm_ttft=0.001)
     document = measured(server, 2, few, requests=6, runs=2)
     assert server.page("/timed/state")["flushed"] == 2
     assert [r["cache"]["before"] for r in document["levels"][0]["runs"]] == ["flushed", "flushed"]
-    server = serve(**QUICK, warm_ttft=0.01)
+    server = serve(**QUICK, warm_ttft=0.001)
     warm = measured(server, 2, few, requests=6, runs=1, keep_cache=True)
     assert server.page("/timed/state")["flushed"] == 0
     assert run_of(warm)["cache"]["before"] == "kept"

@@ -18,7 +18,7 @@ from tests.bench.conftest import timed_port as timed_port
 from tests.bench.conftest import with_stand_in as with_stand_in
 from truecast.cli.main import main
 
-QUICK = {"ttft": 0.02, "interval": 0.001, "tokens": 20}
+QUICK = {"ttft": 0.002, "interval": 0.0002, "tokens": 20}
 
 
 def prompts(folder: Path) -> str:
