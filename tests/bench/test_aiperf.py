@@ -35,6 +35,12 @@ def test_the_measured_phase_takes_the_streams_over(tmp_path: Path) -> None:
     assert warmup["type"] == "constant", "a phase of type concurrency takes a core to look for free streams"
 
 
+def test_27_nothing_is_tokenised_in_the_event_loop(tmp_path: Path) -> None:
+    config = configuration(Load("http://a", "m", 20, 5, None), tmp_path / "in", tmp_path / "tok", tmp_path)["benchmark"]
+    assert config["endpoint"]["useServerTokenCount"] is True
+    assert config["tokenizer"] == {"name": str(tmp_path / "tok")}, "the empty one"
+
+
 def test_the_key_is_sent_and_the_hub_is_not_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     endpoint = configuration(Load("http://a", "m", 1, 5, None, "k"), tmp_path, tmp_path, tmp_path)["benchmark"][
