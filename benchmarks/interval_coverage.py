@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from truecast.audit.bootstrap import bca_interval
-from truecast.audit.clusters import Clusters, cr1_error
-from truecast.audit.intervals import excess_interval, positive_interval, ratio_interval, signed_interval
-from truecast.audit.student import t_quantile
+from truecast.statistics.bootstrap import bca_interval
+from truecast.statistics.clusters import Clusters, cr1_error
+from truecast.statistics.intervals import excess_interval, positive_interval, ratio_interval, signed_interval
+from truecast.statistics.student import t_quantile
 
 F64 = NDArray[np.float64]
 TOKENS = 60

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.interval_coverage import World, difference_coverage, mean_coverage
-from truecast.audit.clusters import by_document
 from truecast.audit.intervals import (
     difference_figure,
     excess_figure,
@@ -22,7 +21,8 @@ from truecast.audit.intervals import (
     short_figure,
     signed_interval,
 )
-from truecast.audit.student import t_quantile
+from truecast.statistics.clusters import by_document
+from truecast.statistics.student import t_quantile
 
 
 @pytest.mark.parametrize("documents", [10, 30, 100])

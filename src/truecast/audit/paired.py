@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from truecast.audit.clusters import by_document
-from truecast.audit.intervals import difference_figure, ratio_interval
+from truecast.audit.intervals import difference_figure
 from truecast.audit.positions import Positions, load_positions
 from truecast.errors import InputError
+from truecast.statistics.clusters import by_document
+from truecast.statistics.intervals import ratio_interval
 
 SAME_NLL = 0.05
 """How far, in nats per token, a document's reference NLL may differ between two audits of the same tokens."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from truecast.audit.clusters import by_document
-from truecast.audit.intervals import positive_interval
 from truecast.audit.positions import Positions
+from truecast.statistics.clusters import by_document
+from truecast.statistics.intervals import positive_interval
 
 BLOCK = 32
 """Successive tokens that count as one draw: neighbours resemble one another."""

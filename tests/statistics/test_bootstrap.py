@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from truecast.audit import bootstrap
-from truecast.audit.clusters import Clusters, by_document
+from truecast.statistics import bootstrap
+from truecast.statistics.clusters import Clusters, by_document
 
 
 def skewed(groups: int) -> Clusters:

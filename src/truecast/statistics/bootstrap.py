@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from truecast.audit.clusters import F64, Clusters
+from truecast.statistics.clusters import F64, Clusters
 
 DRAWS = 4000
 SEED = 20240229

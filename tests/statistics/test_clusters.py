@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truecast.audit.clusters import by_document, cr1_error, design_effect, jackknife_error
+from truecast.statistics.clusters import by_document, cr1_error, design_effect, jackknife_error
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=4), min_size=2, max_size=6), st.randoms())

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from truecast.audit.student import t_quantile
+from truecast.statistics.student import t_quantile
 
 
 @settings(max_examples=60)

@@ -14,13 +14,15 @@ _MOST_STEPS = 200
 
 @lru_cache(maxsize=1024)
 def t_quantile(probability: float, degrees: float) -> float:
-    """The t below which ``probability`` lies. ``degrees`` of freedom: any positive number, whole or not.
+    """The t below which ``probability`` lies. ``degrees`` of freedom: any positive number, whole or not; infinity: normal.
 
     Error bound: 1e-8 relative for ``degrees`` >= 1 and ``probability`` in [0.001, 0.999].
     Raises: ValueError outside the domain.
     """
     if not 0 < probability < 1 or not degrees > 0:
         raise ValueError(f"no t quantile for probability {probability} and {degrees} degrees of freedom")
+    if math.isinf(degrees):
+        return NormalDist().inv_cdf(probability)
     if probability < 0.5:
         return -t_quantile(1 - probability, degrees)
     above = 2 * (1 - probability)

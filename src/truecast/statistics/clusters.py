@@ -1,5 +1,6 @@
 """Sums by document, and what they say of the token-weighted mean: its standard error and the design effect.
 
+The words are the audit's; what holds for tokens of a document holds for problems of a passage or answers to a problem.
 Tokens of one document resemble one another, so a document, not a token, is what was drawn at random. The mean is a ratio
 of two sums over documents, m = sum S_g / sum n_g (total and tokens of document g); with residuals e_g = S_g - m n_g
 

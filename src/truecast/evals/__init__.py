@@ -1,0 +1,1 @@
+"""Task runs: scores with their statistics, and the comparison of two."""

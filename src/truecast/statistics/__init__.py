@@ -1,0 +1,1 @@
+"""Statistics that several measurements share: quantiles, clustered means, intervals, paired scores, equivalence."""

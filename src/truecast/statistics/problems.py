@@ -1,0 +1,104 @@
+"""Means over problems: of a score, and of the difference of two scores on the same problems.
+
+What was drawn at random is the problem (or the group of problems that belong together), not the answer: k answers to one
+problem are k looks at it. With d_i the difference of a problem's two mean scores, the error of the mean of d over n problems
+is sd(d) / sqrt(n), which holds both parts: that problems differ, and that answers to one problem do. Pooling the n k
+answers as independent would leave out the first.
+
+Where few problems differ, sd(d) is itself uncertain, and 0 where none does. So the interval is that of mean -+ t error,
+where the squares summed in ``error`` get one more of their mean size, as if one more problem had differed (by 1 where
+none did). Where each side has one right-or-wrong answer a problem, it is Tango's instead. benchmarks/eval_coverage.py
+measures both. Sources: Miller, arXiv 2411.00640, 2024; clusters as in :mod:`truecast.statistics.clusters`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from truecast.statistics.clusters import F64, Clusters
+from truecast.statistics.equivalence import Estimate
+from truecast.statistics.matched import matched_interval
+from truecast.statistics.student import t_quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The mean of d over problems. ``se``: plain clustered error. ``widened``: what intervals and power go by.
+
+    ``gained`` and ``lost``: where each d is -1, 0 or 1 and stands by itself, how many are 1 and -1; else None.
+    """
+
+    se: float
+    widened: Estimate
+    groups: int
+    gained: int | None = None
+    lost: int | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean difference."""
+        return self.widened.mean
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Interval of the mean difference, within [-1, 1]."""
+        if self.gained is not None and self.lost is not None:
+            return matched_interval(self.gained, self.lost, self.groups, level)
+        low, high = self.widened.interval(level)
+        return max(low, -1.0), min(high, 1.0)
+
+
+def difference(values: F64, group: NDArray[np.integer] | None = None, *, matched: bool = False) -> Difference | None:
+    """Mean of the differences ``values [n]``, each in [-1, 1]; None where one group alone shows no spread.
+
+    ``group [n]``: index of what was drawn together; None: each problem by itself. ``matched``: each value is of one
+    right-or-wrong answer a side (then without groups Tango's interval is used).
+    """
+    clusters = _grouped(values, group)
+    if clusters.count < 2:
+        return None
+    per_group = clusters.sums * clusters.count / clusters.tokens.sum()
+    apart = per_group - clusters.mean * clusters.tokens * clusters.count / clusters.tokens.sum()
+    squares = float(apart @ apart)
+    differing = per_group[per_group != 0]
+    one_more = float((differing**2).mean()) if len(differing) else 1.0
+    pairs = clusters.count * (clusters.count - 1)
+    widened = Estimate(clusters.mean, math.sqrt((squares + one_more) / pairs), clusters.count - 1)
+    counts = (int((values > 0).sum()), int((values < 0).sum())) if matched and group is None else (None, None)
+    return Difference(math.sqrt(squares / pairs), widened, clusters.count, *counts)
+
+
+def score_interval(
+    values: F64, group: NDArray[np.integer] | None = None, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Interval of the mean of ``values [n]``, each in [0, 1]; None for one group.
+
+    Wilson's for as many independent problems as would have the clustered error, with t for the normal quantile; where
+    all values are 0 or all 1, as many as there are groups.
+    Source: Wilson, J. American Statistical Association 22, 1927, 209-212.
+    """
+    clusters = _grouped(values, group)
+    if clusters.count < 2:
+        return None
+    mean, variance = clusters.mean, clusters.mean * (1 - clusters.mean)
+    residuals = clusters.sums - mean * clusters.tokens
+    squared = clusters.count / (clusters.count - 1) * float(residuals @ residuals) / float(clusters.tokens.sum()) ** 2
+    z = t_quantile((1 + level) / 2, clusters.count - 1)
+    if squared == 0 or variance == 0:
+        squared = max(variance, 0.0) / clusters.count
+        share = z * z / clusters.count
+    else:
+        share = z * z * squared / variance
+    middle = (mean + share / 2) / (1 + share)
+    reach = math.sqrt(z * z * squared + share * share / 4) / (1 + share)
+    return min(max(middle - reach, 0.0), mean), max(min(middle + reach, 1.0), mean)
+
+
+def _grouped(values: F64, group: NDArray[np.integer] | None) -> Clusters:
+    if group is None:
+        return Clusters(np.ones(len(values)), values.astype(np.float64), 0.0)
+    _, index = np.unique(group, return_inverse=True)
+    return Clusters(np.bincount(index).astype(np.float64), np.bincount(index, weights=values).astype(np.float64), 0.0)
