@@ -91,7 +91,8 @@ def measure(world: World, count: int, seed: int) -> dict[str, float]:
         found = difference(b[row] - a[row], group, matched=world.answers == 1)
         ends, own = found.interval(), score_interval(a[row], group)
         hits["covered"] += ends[0] <= truth <= ends[1]
-        hits["false"] += smallest_margin(found.interval(TOST_LEVEL)) < -truth
+        if world.loss:
+            hits["false"] += smallest_margin(found.interval(TOST_LEVEL)) < -truth
         hits["score"] += own[0] <= score <= own[1]
         if world.cut:
             low = difference(b[row] - a_right[row], group, matched=world.answers == 1).interval()[0]

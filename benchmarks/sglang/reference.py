@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.sglang.client import Prompts, Scores
-from truecast.audit.activations import emulation
+from truecast.audit import rounding
+from truecast.audit.activations import Emulation, emulation
 from truecast.layouts.recognise import recognise
 from truecast.models.base import Decoder
 from truecast.models.generate import Resident
@@ -30,20 +32,44 @@ KINDS = {
     "w4afp8-fp8-attention": ("w4afp8-fp8-attention", "fp8-tensor", "none"),
 }
 """Reference -> checkpoint, and what an engine rounds besides: activations, KV cache."""
+GROUP = 128
+"""Columns of an FP8 weight block, and elements of a token that SGLang rounds under one scale before such a matrix."""
+
+
+class Blocks:
+    """An emulation in which what enters matrices without a static scale, FP8 blocks here, is rounded in groups.
+
+    Source: SGLang 0.5.17, layers/quantization/fp8_utils.py, ``triton_w8a8_block_fp8_linear``: E4M3, each token's groups of
+    128 elements under their largest magnitude / 448.
+    """
+
+    def __init__(self, engine: Emulation) -> None:
+        self.engine = engine
+
+    def input(self, module: str, x: Tensor, scale: Tensor | None) -> Tensor:
+        """See :class:`truecast.models.taps.Taps`."""
+        if module in self.engine.scales:
+            return self.engine.input(module, x, scale)
+        return rounding.fp8_token(x.reshape(-1, GROUP)).reshape(x.shape).to(x.dtype)
+
+    def kv(self, layer: int, x: Tensor) -> Tensor:
+        """See :class:`truecast.models.taps.Taps`."""
+        return self.engine.kv(layer, x)
 
 
 def of(location: str, activations: str, kv: str, prompts: Prompts, device: str = "cpu") -> Scores:
     """Score the prompts; greedy answers only where nothing is rounded besides."""
     model = open_model(location, device, torch.float32)
     matrices = recognise(model.checkpoint.tensors).matrices.values()
-    taps = emulation(activations, kv, model.checkpoint, matrices)
+    engine = emulation(activations, kv, model.checkpoint, matrices)
+    taps: Taps = Blocks(engine) if activations == "fp8-tensor" else engine
     scores, start = Scores(), time.time()
     documents = [*prompts.scored, *prompts.full]
     rows = _distributions(model, documents, taps, device)
     for tokens, row in zip(prompts.scored, rows, strict=False):
         scores.scored.append(row.gather(1, torch.tensor(tokens[1:], device=device)[:, None])[:, 0].tolist())
     scores.full = [row.tolist() for row in rows[len(prompts.scored) :]]
-    if taps.plain:
+    if engine.plain:
         resident = Resident(model)
         for tokens in prompts.asked:
             session, answer, new = resident.session(), list[int](), list(tokens)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.sglang import __main__ as harness
-from benchmarks.sglang import draft, loading, subnormal
+from benchmarks.sglang import draft, loading, reference, subnormal
 from benchmarks.sglang.client import Prompts, Scores
 from benchmarks.sglang.compare import Outcome, distance, divergence, fix_states, reason, row, table
 from benchmarks.sglang.runs import GAMMA, GROUPS, RUNS, Run, chosen
+from truecast.audit.activations import Emulation
 from truecast.engines.sglang.expert_shards import Reading
 from truecast.engines.sglang.fixes import FIXES
 from truecast.engines.sglang.fixes.expert_load_filter import report
@@ -223,6 +226,33 @@ def test_moved_scales_leave_the_weights(scales: list[float], layer: int, expert:
     one, before = out[f"{stem}.w1.weight_scale_2"], tensors[f"{stem}.w1.weight_scale_2"]
     assert one == out[f"{stem}.w3.weight_scale_2"] >= before
     assert one / before == 2.0 ** ((layer + expert) % 3) if down_to == subnormal.FEW else one > before
+
+
+def test_fp8_blocks_are_fed_in_groups_and_experts_under_their_scale() -> None:
+    blocks = reference.Blocks(Emulation("fp8-tensor", "none", {"expert": 1.0}))
+    x = torch.cat([torch.full((1, 128), 448.0), torch.full((1, 128), 0.0009), torch.zeros(1, 128)], 1)
+    assert torch.allclose(blocks.input("o_proj", x, None), x, rtol=1e-6, atol=0)  # one scale a token gives 0 for 0.0009
+    assert blocks.input("expert", x, None)[0, 128] == 0  # half of E4M3's smallest
+
+
+FORMS = """
+import runpy, sys
+runpy.run_path(sys.argv[1], run_name="__mp_main__")
+import triton
+@triton.autotune(configs=[triton.Config({"B": b}, num_warps=w) for b in (32, 64) for w in (2, 4)], key=["n"])
+@triton.jit
+def kernel(x, n, B: triton.language.constexpr):
+    pass
+assert [(c.kwargs["B"], c.num_warps) for c in kernel.configs] == [(32, 2)], kernel.configs
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_servers_processes_run_one_form_of_an_autotuned_kernel(tmp_path: Path) -> None:
+    script = tmp_path / "forms.py"
+    script.write_text(FORMS)
+    done = subprocess.run([sys.executable, script, harness.LAUNCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_divergence_and_distance_by_hand() -> None:

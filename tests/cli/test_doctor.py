@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from examples.shaped import kimi_k3
 from tests.serve.doctor.conftest import MakeSite, make_site
+from truecast.cli import doctor
 from truecast.cli.main import main
+from truecast.serve.server_info import ServerFacts
 
 __all__ = ["make_site"]
 
@@ -83,6 +86,7 @@ def test_what_people_read(make_site: MakeSite, small: str, capsys: pytest.Captur
         (["--site-packages", "nowhere"], "is no folder"),
         (["--site-packages", "."], "holds no SGLang"),
         (["--for", "nowhere"], "nowhere"),
+        (["--draft", "nowhere"], "no such draft model"),
         (["--topology", "z80:1x1"], "no such GPU"),
         (["--server", "http://127.0.0.1:9"], "127.0.0.1:9"),
     ],
@@ -93,3 +97,32 @@ def test_bad_input(
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "environment", "status"),
+    [("0.5.20", None, "SKIP"), ("0.5.20", {"SGLANG_HOSTIP": "1"}, "WARN"), ("0.5.23", {"SGLANG_HOSTIP": "1"}, "SKIP")],
+)
+def test_a_running_server(
+    make_site: MakeSite,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    environment: dict[str, str] | None,
+    status: str,
+) -> None:
+    """It has taken its arguments; an SGLang here counts for it only where it is the same."""
+    facts = ServerFacts(
+        "http://server:30000",
+        "sglang",
+        version,
+        "k3",
+        {"--tp-size": "8", "--resolved-only": "x"},
+        environment=environment,
+    )
+    monkeypatch.setattr(doctor, "server_info", lambda url, key: facts)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(make_site().beside().root)])
+    _, found, _ = told(capsys, "--server", "http://server:30000")
+    assert found["arguments.known"] == found["arguments.values"] == "SKIP"
+    assert found["sglang.torch"] == ("SKIP" if version == "0.5.23" else "PASS")
+    assert found["environment.known"] == status

@@ -20,3 +20,7 @@ def test_quantiles_are_those_of_scipy(probability: float, degrees: float) -> Non
 def test_outside_the_domain(bad: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="no t quantile"):
         t_quantile(*bad)
+
+
+def test_without_end_of_degrees_it_is_normal() -> None:
+    assert t_quantile(0.975, float("inf")) == pytest.approx(1.959964, abs=1e-6)

@@ -18,7 +18,8 @@ from truecast.statistics.intervals import ratio_interval
 SAME_NLL = 0.05
 """How far, in nats per token, a document's reference NLL may differ between two audits of the same tokens."""
 
-_SAME_RUN = "audit both candidates against the same reference on the same corpus, device and dtype"
+SAME_RUN = "audit both candidates against the same reference on the same corpus, device and dtype"
+"""The remedy where two audits do not belong together."""
 
 
 def paired(a: Positions, b: Positions) -> dict[str, Any]:
@@ -51,9 +52,9 @@ def paired_folders(a: Path, b: Path) -> dict[str, Any]:
     Raises: InputError where a file is missing or malformed, or corpora or references differ.
     """
     documents = [scored_document(folder) for folder in (a, b)]
-    for what, (one, other) in _compared(*documents).items():
+    for what, (one, other) in compared(*documents).items():
         if one != other:
-            raise InputError(f"{what}: {one} against {other}", where=f"{a} and {b}", fix=_SAME_RUN)
+            raise InputError(f"{what}: {one} against {other}", where=f"{a} and {b}", fix=SAME_RUN)
     sides = [load_positions(folder / "positions") for folder in (a, b)]
     for folder, document, positions in zip((a, b), documents, sides, strict=True):
         _check_theirs(folder, document, positions)
@@ -80,7 +81,7 @@ def scored_document(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What two audits must have in common, as each has it; where a copy of the reference or corpus lay is no matter."""
 
     def of(key: str, field: str) -> tuple[Any, Any]:
@@ -113,9 +114,9 @@ def _check_same(a: Positions, b: Positions) -> None:
     if not len(a) or not len(b):
         raise InputError("no position was scored", fix="give documents with more than one token")
     if len(a) != len(b) or not np.array_equal(a.doc, b.doc):
-        raise InputError(f"the documents differ: {len(a):,} and {len(b):,} positions", where="doc.npy", fix=_SAME_RUN)
+        raise InputError(f"the documents differ: {len(a):,} and {len(b):,} positions", where="doc.npy", fix=SAME_RUN)
     if not np.array_equal(a.pos, b.pos):
-        raise InputError("other positions were scored", where="pos.npy", fix=_SAME_RUN)
+        raise InputError("other positions were scored", where="pos.npy", fix=SAME_RUN)
     documents, index = np.unique(a.doc, return_inverse=True)
     apart = np.bincount(index, weights=np.abs(a.nll_ref - b.nll_ref)) / np.bincount(index)
     worst = int(apart.argmax())
@@ -124,7 +125,7 @@ def _check_same(a: Positions, b: Positions) -> None:
             f"the reference's NLL in document {documents[worst]} differs by {apart[worst]:.3g} nats per token:"
             " other tokens, or another reference",
             where="nll_ref.npy",
-            fix=_SAME_RUN,
+            fix=SAME_RUN,
         )
 
 

@@ -23,7 +23,7 @@ from truecast.serve.launch.plan import plan_launch
 from truecast.serve.launch.versions import NEWEST
 from truecast.serve.machine import ThisMachine
 from truecast.serve.server_arguments import ServerArguments, read_arguments
-from truecast.serve.server_info import server_info
+from truecast.serve.server_info import ServerFacts, server_info
 from truecast.serve.stored_model import StoredModel, stored_model
 from truecast.serve.topology import read_topology
 
@@ -70,12 +70,9 @@ def _ground(args: argparse.Namespace) -> Ground:
         machine=ThisMachine(),
     )
     if args.server is not None:
-        server = server_info(args.server, key=key_of(args))
-        ground = replace(
-            ground, server=server, arguments=server.arguments or None, environment=server.environment or {}
-        )
+        ground = _asked(ground, server_info(args.server, key=key_of(args)), here=args.site_packages is None)
     if args.arguments:
-        read = _read(args.arguments, installation)
+        read = _read(args.arguments, ground.installation)
         ground = replace(ground, arguments=read.values, unknown_arguments=read.unknown)
     elif args.server is None and ground.model is not None and ground.topology is not None:
         ground = _planned(ground, args.draft)
@@ -85,9 +82,28 @@ def _ground(args: argparse.Namespace) -> Ground:
     return ground
 
 
+def _asked(ground: Ground, server: ServerFacts, *, here: bool) -> Ground:
+    """With what a server says of itself. An SGLang that only happens to be ``here`` counts if it is the server's."""
+    found = ground.installation
+    if here and found is not None and (server.engine != "sglang" or server.version not in (None, found.version)):
+        found = None
+    return replace(
+        ground,
+        installation=found,
+        server=server,
+        arguments=server.arguments or None,
+        environment=server.environment or {},
+    )
+
+
 def _stored_draft(text: str | None) -> StoredModel | None:
-    """Its headers where it is a folder here; a repository's are not fetched."""
-    return stored_model(open_checkpoint(text)) if text is not None and Path(text).is_dir() else None
+    """Its headers where it is a folder here; a repository's are not fetched. Raises: UsageError if it is neither."""
+    if text is None:
+        return None
+    if Path(text).is_dir():
+        return stored_model(open_checkpoint(text))
+    read_draft(text)
+    return None
 
 
 def _read(words: list[str], installation: Installation | None) -> ServerArguments:

@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=Path, metavar="FILE", help="template with {problem}, instead of the task's")
     parser.add_argument("--model", metavar="NAME", help="model to ask (default: the first that the server lists)")
     parser.add_argument("--max-tokens", type=positive, metavar="N", help="tokens of one reply (default: the task's)")
-    parser.add_argument("--temperature", type=_number(0, 100), metavar="T", help="for every answer (default: the task's)")
+    parser.add_argument(
+        "--temperature", type=_number(0, 100), metavar="T", help="for every answer (default: the task's)"
+    )
     parser.add_argument("--top-p", type=_number(0, 1), metavar="P", help="for every answer (default: the task's)")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N problems")
     parser.add_argument(
@@ -88,7 +90,11 @@ def run(args: argparse.Namespace) -> int:
     model = args.model or facts.model
     server = Server(f"{facts.url.rstrip('/')}/v1", model, key, args.concurrency, args.timeout)
     choices = Choices(args.samples, args.max_tokens, args.temperature, args.top_p, args.limit)
-    header = {"truecast": __version__, "command": ["truecast", *sys.argv[1:]], "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    header = {
+        "truecast": __version__,
+        "command": ["truecast", *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     records = []
     for definition in found:
         tell = _progress(definition.name) if not args.quiet else None
@@ -172,7 +178,9 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"  {name}", f"{_with_error(measure)}, of {measure['of']:,}"
     if len(found["per_seed"]) > 1:
         yield "by seed", "  ".join(f"{_percent(seed['score'])}" for seed in found["per_seed"])
-    per = f"{found['scored_problems']:,} problems" + (f" in {found['clusters']:,} clusters" if found["clusters"] else "")
+    per = f"{found['scored_problems']:,} problems" + (
+        f" in {found['clusters']:,} clusters" if found["clusters"] else ""
+    )
     yield "answers", f"{found['answers']:,} to {per}; errors {found['errors']:,}"
     yield "cut off", f"{_percent(found['truncated'])}; empty {_percent(found['empty'])}"
     if found["truncated"]:

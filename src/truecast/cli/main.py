@@ -27,6 +27,7 @@ VERBS = (
     "launch",
     "smoke",
     "eval",
+    "compare",
 )
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
 

@@ -58,7 +58,7 @@ def answers_of(sample: EvalSample, parts: bool = False) -> list[Answer] | str:
         if len(score.value) != len(replies):
             return f"{len(replies)} replies for {len(score.value)} parts"
         pairs = zip(score.value.items(), replies, strict=True)
-        return [_answer(str(name), float(value), [reply], None, {}) for (name, value), reply in pairs]  # type: ignore[arg-type]
+        return [_answer(str(name), float(value), [reply], None, {}) for (name, value), reply in pairs]
     correct = _correct(score)
     if isinstance(correct, str):
         return correct

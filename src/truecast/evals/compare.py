@@ -158,9 +158,9 @@ def _truncation(pairs: Pairs, group: NDArray[np.int64] | None) -> dict[str, Any]
 
 def _warnings(pairs: Pairs, group: NDArray[np.int64] | None, absent: int, unscored: int) -> Iterable[str]:
     if absent:
-        yield f"{absent:,} problems that one run lacks are left out: the rest may be easier or harder"
+        yield f"left out, as one run lacks them: {absent:,} of the problems; the rest may be easier or harder"
     if unscored:
-        yield f"{unscored:,} problems without a scored sample on one side are left out"
+        yield f"left out, without a scored sample on one side: {unscored:,} of the problems"
     count, unit = (len(pairs), "problems") if group is None else (int(group.max()) + 1, "clusters")
     if count == 1:
         yield f"one {unit[:-1]}: no interval, because the spread between {unit} cannot be seen"
@@ -174,7 +174,7 @@ def _warnings(pairs: Pairs, group: NDArray[np.int64] | None, absent: int, unscor
         yield f"{rates[0]:.1%} and {rates[1]:.1%} of the answers were cut off: the token budget is part of the score"
     differing = sum(mean_score(one, as_scored) != mean_score(other, as_scored) for one, other in pairs)
     if differing < 10 and count > 1:
-        yield f"only {differing} problems came out differently: the interval is wide to be safe"
+        yield f"only {differing} of {len(pairs):,} problems came out differently: the interval is wide to be safe"
 
 
 def _listed(interval: tuple[float, float] | None) -> list[float] | None:

@@ -93,9 +93,7 @@ def _ask(
     tell: Tell | None,
 ) -> dict[Key, str]:
     """Ask for what the journal lacks; returns the errors."""
-    pending = {
-        seed: [s for s in samples if (str(s.id), seed) not in journal.answers] for seed in range(len(sampling))
-    }
+    pending = {seed: [s for s in samples if (str(s.id), seed) not in journal.answers] for seed in range(len(sampling))}
     errors: dict[Key, str] = {}
     total = len(samples) * len(sampling)
 
@@ -146,9 +144,7 @@ def _problems(
         kept = {seed: {a.problem: a for a in answers.get((name, seed), ())} for seed in seeds}
         parts = list(dict.fromkeys(part for by_part in kept.values() for part in by_part)) or [name]
         for part in parts:
-            entries = [
-                _entry(kept[seed].get(part), seed, errors.get((name, seed), _MISSING)) for seed in seeds
-            ]
+            entries = [_entry(kept[seed].get(part), seed, errors.get((name, seed), _MISSING)) for seed in seeds]
             problem: dict[str, Any] = {"id": part}
             if definition.parts:
                 problem["cluster"] = name
@@ -165,4 +161,6 @@ def _entry(answer: Answer | None, seed: int, error: str) -> dict[str, Any]:
 
 
 def _changed(before: Any, now: Mapping[str, Any]) -> list[str]:
-    return sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)) if isinstance(before, dict) else []
+    return (
+        sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)) if isinstance(before, dict) else []
+    )

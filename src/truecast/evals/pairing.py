@@ -40,7 +40,7 @@ def paired(a: Record, b: Record, common: bool) -> tuple[Pairs, int, int]:
     absent = sorted(a.problems.keys() ^ b.problems.keys())
     if absent and not common:
         raise InputError(
-            f"{len(absent):,} problems are in one only, such as {', '.join(map(repr, absent[:_SHOWN]))}",
+            f"problems that one of them lacks: {len(absent):,}, such as {', '.join(map(repr, absent[:_SHOWN]))}",
             where=f"{a.where} and {b.where}",
             fix=f"finish both runs, or compare the {len(a.problems.keys() & b.problems.keys()):,} that both have with --common",
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,19 +69,20 @@ def run(
         os.environ.pop(name, None)
     _Heard.told = heard
     try:
-        done = eval(
-            tasks,
-            model=server.opened(),
-            log_dir=str(logs),
-            max_tasks=len(tasks),
-            max_samples=server.concurrency,
-            display="none",
-            log_level="error",
-            log_realtime=False,
-            fail_on_error=False,
-            ctl_server=False,
-            score_display=False,
-        )
+        with contextlib.redirect_stdout(io.StringIO()):  # inspect tells of its hooks
+            done = eval(
+                tasks,
+                model=server.opened(),
+                log_dir=str(logs),
+                max_tasks=len(tasks),
+                max_samples=server.concurrency,
+                display="none",
+                log_level="error",
+                log_realtime=False,
+                fail_on_error=False,
+                ctl_server=False,
+                score_display=False,
+            )
     finally:
         _Heard.told = None
     return any(log.status == "cancelled" for log in done)

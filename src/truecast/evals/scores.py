@@ -84,9 +84,7 @@ def _clusters(values: NDArray[np.float64], group: NDArray[np.int64] | None) -> C
     return by_document(values, np.arange(len(values)) if group is None else group)
 
 
-def _means(
-    scored: Sequence[tuple[Problem, Sequence[Sample]]], value: Callable[[Sample], float]
-) -> NDArray[np.float64]:
+def _means(scored: Sequence[tuple[Problem, Sequence[Sample]]], value: Callable[[Sample], float]) -> NDArray[np.float64]:
     return np.array([math.fsum(map(value, kept)) / len(kept) for _, kept in scored])
 
 
@@ -123,7 +121,7 @@ def _measures(
     for name in names:
         pairs = np.array([_summed(kept, name) for _, kept in scored], dtype=np.float64)
         index = np.arange(len(pairs)) if group is None else group
-        right, of = (np.bincount(index, weights=pairs[:, n]) for n in (0, 1))
+        right, of = (np.bincount(index, weights=pairs[:, n]).astype(np.float64) for n in (0, 1))
         clusters = Clusters(of[of > 0], right[of > 0], 0.0)
         several = clusters.count > 1
         low, high = signed_interval(clusters) if several else (0.0, 1.0)

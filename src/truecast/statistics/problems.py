@@ -5,10 +5,11 @@ problem are k looks at it. With d_i the difference of a problem's two mean score
 is sd(d) / sqrt(n), which holds both parts: that problems differ, and that answers to one problem do. Pooling the n k
 answers as independent would leave out the first.
 
-Where few problems differ, sd(d) is itself uncertain, and 0 where none does. So the interval is that of mean -+ t error,
-where the squares summed in ``error`` get one more of their mean size, as if one more problem had differed (by 1 where
-none did). Where each side has one right-or-wrong answer a problem, it is Tango's instead. benchmarks/eval_coverage.py
-measures both. Sources: Miller, arXiv 2411.00640, 2024; clusters as in :mod:`truecast.statistics.clusters`.
+Where few problems differ, sd(d) is itself uncertain. So the interval is that of mean -+ t error, where the squares summed
+in ``error`` get one more, of the mean size of those that differ. Where each side has one right-or-wrong answer a problem,
+it is Tango's instead. Where no problem differs at all it is exact: up to what share of problems could be lost, or gained,
+outright and none of n show it? 1 - (alpha / 2)^(1/n). benchmarks/eval_coverage.py measures all three.
+Sources: Miller, arXiv 2411.00640, 2024; clusters as in :mod:`truecast.statistics.clusters`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from truecast.statistics.student import t_quantile
 class Difference:
     """The mean of d over problems. ``se``: plain clustered error. ``widened``: what intervals and power go by.
 
+    ``groups``: problems, or groups of them, of which ``differing`` came out differently.
     ``gained`` and ``lost``: where each d is -1, 0 or 1 and stands by itself, how many are 1 and -1; else None.
     """
 
     se: float
     widened: Estimate
     groups: int
+    differing: int
     gained: int | None = None
     lost: int | None = None
 
@@ -45,6 +48,9 @@ class Difference:
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Interval of the mean difference, within [-1, 1]."""
+        if not self.differing:
+            reach = 1 - ((1 - level) / 2) ** (1 / self.groups)
+            return -reach, reach
         if self.gained is not None and self.lost is not None:
             return matched_interval(self.gained, self.lost, self.groups, level)
         low, high = self.widened.interval(level)
@@ -60,15 +66,16 @@ def difference(values: F64, group: NDArray[np.integer] | None = None, *, matched
     clusters = _grouped(values, group)
     if clusters.count < 2:
         return None
-    per_group = clusters.sums * clusters.count / clusters.tokens.sum()
-    apart = per_group - clusters.mean * clusters.tokens * clusters.count / clusters.tokens.sum()
+    mean, scale = clusters.mean, clusters.count / clusters.tokens.sum()
+    per_group = clusters.sums * scale
+    apart = per_group - mean * scale * clusters.tokens
     squares = float(apart @ apart)
     differing = per_group[per_group != 0]
-    one_more = float((differing**2).mean()) if len(differing) else 1.0
+    one_more = float(differing @ differing) / len(differing) if len(differing) else 1.0
     pairs = clusters.count * (clusters.count - 1)
-    widened = Estimate(clusters.mean, math.sqrt((squares + one_more) / pairs), clusters.count - 1)
+    widened = Estimate(mean, math.sqrt((squares + one_more) / pairs), clusters.count - 1)
     counts = (int((values > 0).sum()), int((values < 0).sum())) if matched and group is None else (None, None)
-    return Difference(math.sqrt(squares / pairs), widened, clusters.count, *counts)
+    return Difference(math.sqrt(squares / pairs), widened, clusters.count, len(differing), *counts)
 
 
 def score_interval(
@@ -85,7 +92,8 @@ def score_interval(
         return None
     mean, variance = clusters.mean, clusters.mean * (1 - clusters.mean)
     residuals = clusters.sums - mean * clusters.tokens
-    squared = clusters.count / (clusters.count - 1) * float(residuals @ residuals) / float(clusters.tokens.sum()) ** 2
+    more = (clusters.count + 1) / (clusters.count - 1)  # one square more, of the mean size
+    squared = more * float(residuals @ residuals) / float(clusters.tokens.sum()) ** 2
     z = t_quantile((1 + level) / 2, clusters.count - 1)
     if squared == 0 or variance == 0:
         squared = max(variance, 0.0) / clusters.count

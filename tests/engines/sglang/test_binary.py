@@ -92,6 +92,20 @@ def test_what_is_no_cuda_library(write: object, data: bytes) -> None:
     assert finding.wrong and "cannot be read" in finding.text and str(path) in finding.text
 
 
+def test_a_section_without_end_is_given_up(write: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = write(library([entry(90)], [entry(90, 0x108011)]))  # type: ignore[operator]
+    assert "sm_90a" in binary.architectures(far)
+    monkeypatch.setattr(binary, "GAP", 4)
+    with pytest.raises(ValueError, match="no containers"):
+        binary.architectures(far)
+    monkeypatch.undo()
+    monkeypatch.setattr(binary, "MOST", 8)
+    for containers in ([[entry(90)] * 9], [[]] * 9):
+        path = write(library(*containers))  # type: ignore[operator]
+        with pytest.raises(ValueError, match="has no end"):
+            binary.architectures(path)
+
+
 def test_only_a_quantized_model_on_hopper_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sm90").mkdir()
     (tmp_path / "sm90" / "common_ops.abi3.so").write_bytes(library([entry(90)]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.engines.conftest import wheel_file
 from tests.serve.doctor.cases import DRAFT, EP, SPEC, _flashinfer, finding
 from tests.serve.doctor.conftest import HOPPER, NO_90A, MakeSite, ground, plain, recast
 from truecast.serve.stored_model import StoredModel
@@ -32,7 +34,18 @@ def test_kernels_for_hopper(
         assert "common_ops_sm90_build" in found.remedy and "on aarch64" in found.remedy
 
 
-def test_the_aarch64_wheel_has_no_flash_attention(make_site: MakeSite) -> None:
+def test_the_released_aarch64_wheel(make_site: MakeSite, small_k3: StoredModel) -> None:
+    site = make_site("0.5.20").beside()
+    with zipfile.ZipFile(wheel_file("sglang-kernel", "0.4.7", "manylinux2014_aarch64")) as wheel:
+        wheel.extract("sgl_kernel/sm90/common_ops.abi3.so", site.root)
+        held = set(wheel.namelist())
+    given = ground(site, "gh200:8x4", "--attention-backend flashmla", model=recast(small_k3, "w4afp8-sglang"))
+    found = finding(given, "kernel.sm90a")
+    assert found.status == "FAIL" and "sm_90, " in found.evidence and "common_ops_sm90_build" in found.remedy
+    assert "sgl_kernel/flashmla_ops.abi3.so" in held and not [n for n in held if "flash_ops" in n and n.endswith(".so")]
+
+
+def test_without_its_library_flash_attention_is_no_choice(make_site: MakeSite) -> None:
     told = [
         finding(ground(make_site().beside(), "gh200:8x4", words), "kernel.flash-attention").status
         for words in ("", "--attention-backend flashmla", "--decode-attention-backend fa3")

@@ -21,6 +21,10 @@ MAGIC = 0xBA55ED50
 ELF, SPECIFIC = 2, 1 << 20
 """Kind of an entry that holds machine code, and the flag of one for a single architecture: the ``a`` of ``sm_90a``."""
 
+MOST, GAP = 1_000_000, 1 << 20
+"""Entries and containers of one library, and bytes between two containers: released ones have some hundred, and less than
+a page. Beyond it is no library, and reading on could take hours."""
+
 RECIPE = """\
 get the source: git clone --depth 1 -b v{version} https://github.com/sgl-project/sglang
 in python/sglang/kernels/aot/CMakeLists.txt (older: sgl-kernel/CMakeLists.txt) append to SGL_KERNEL_CUDA_FLAGS
@@ -55,13 +59,21 @@ def _section(data: mmap.mmap, wanted: bytes) -> tuple[int, int]:
 
 
 def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
+    steps, last = 0, start
     while start + 16 <= end:
         magic, _, header, size = struct.unpack_from("<IHHQ", data, start)
         if magic != MAGIC:  # containers are aligned
             start += 8
+            if start - last > GAP:
+                raise ValueError("its .nv_fatbin holds no containers of code")
             continue
         entry, start = start + header, start + header + size
+        last, steps = start, steps + 1
+        if steps > MOST:
+            raise ValueError("its .nv_fatbin has no end")
         while entry < start:
+            if (steps := steps + 1) > MOST:
+                raise ValueError("its .nv_fatbin has no end")
             kind, _, header, size = struct.unpack_from("<HHIQ", data, entry)
             (architecture,) = struct.unpack_from("<I", data, entry + 28)
             (flags,) = struct.unpack_from("<Q", data, entry + 40)

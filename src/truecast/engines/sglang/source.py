@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import textwrap
+from functools import lru_cache
 from pathlib import Path
 
 from truecast.engines.sglang.fix import Sources
@@ -31,7 +32,11 @@ def function(sources: Sources, module: str, name: str) -> str:
 
     Raises: LookupError if it is not there.
     """
-    text = sources(module)
+    return _cut(sources(module), module, name)
+
+
+@lru_cache(maxsize=32)  # a module of thousands of lines takes a tenth of a second to parse
+def _cut(text: str, module: str, name: str) -> str:
     node: ast.Module | ast.stmt = ast.parse(text)
     for part in name.split("."):
         inner = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt) and getattr(n, "name", None) == part]

@@ -64,10 +64,9 @@ def contests(task: str, data: Sequence[Path], prompt: Path | None) -> Definition
         sample.input = words.filled(str(sample.input))
     checked([str(sample.id) for sample in samples], " and ".join(rows.source for rows in found))
     sources = {name: rows.identity for name, rows in zip(names, found, strict=True)}
-    identity = {"name": "+".join(names), "data": sources, "prompt": words.identity, "rules": "NeMo-Skills math"}
-    return Definition(
-        identity["name"], identity, samples, generate, boxed_answer, always(REASONING), SAMPLES, MAX_TOKENS
-    )
+    name = "+".join(names)
+    identity = {"name": name, "data": sources, "prompt": words.identity, "rules": "NeMo-Skills math"}
+    return Definition(name, identity, samples, generate, boxed_answer, always(REASONING), SAMPLES, MAX_TOKENS)
 
 
 def _rows(name: str, data: Path | None) -> Rows:

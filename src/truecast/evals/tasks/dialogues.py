@@ -28,7 +28,9 @@ SAMPLES, MAX_TOKENS = 8, 200
 def dialogues(data: Path | None) -> Definition:
     """The task. Raises: InputError without a file, or for an item that is not as it must be."""
     if data is None:
-        raise InputError(f"the task {NAME} has no data of its own", fix="give --data FILE, one item a line: docs/eval.md")
+        raise InputError(
+            f"the task {NAME} has no data of its own", fix="give --data FILE, one item a line: docs/eval.md"
+        )
     rows = from_file(data)
     samples = [_sample(row, f"{rows.source}, row {number + 1}") for number, row in enumerate(rows.rows)]
     checked([str(sample.id) for sample in samples], rows.source)
@@ -39,7 +41,7 @@ def dialogues(data: Path | None) -> Definition:
 def _sample(row: Row, where: str) -> Sample:
     expect = row.get("expect")
     fields = KINDS.get(str(expect.get("kind"))) if isinstance(expect, dict) else None
-    if fields is None or not all(field in expect for field in fields):
+    if not isinstance(expect, dict) or fields is None or not all(field in expect for field in fields):
         raise InputError(f"expect is none of {', '.join(KINDS)} with its fields", where=where)
     if not isinstance(row.get("id"), str) or not isinstance(row.get("thinking"), bool):
         raise InputError("id is no text, or thinking neither true nor false", where=where)
@@ -76,8 +78,10 @@ def as_expected() -> Scorer:
 
     async def score(state: TaskState, target: Target) -> Score:
         message = state.output.message
-        reasoning = "" if isinstance(message.content, str) else "".join(
-            part.reasoning for part in message.content if isinstance(part, ContentReasoning)
+        reasoning = (
+            ""
+            if isinstance(message.content, str)
+            else "".join(part.reasoning for part in message.content if isinstance(part, ContentReasoning))
         )
         calls = [
             (call.function, f"{call.arguments}" if call.parse_error else json.dumps(call.arguments))

@@ -30,6 +30,8 @@ _OTHER = "K3_W4_SRC2DST"
 def _unknown(ground: Ground) -> Verdict | list[Verdict]:
     if ground.arguments is None:
         return skipped("the server's arguments are not given")
+    if ground.server is not None:
+        return skipped("the server has taken its arguments")
     if said := no_sglang(ground):
         return said
     assert ground.installation is not None
@@ -50,6 +52,8 @@ def _unknown(ground: Ground) -> Verdict | list[Verdict]:
 def _choices(ground: Ground) -> Verdict | list[Verdict]:
     if ground.arguments is None:
         return skipped("the server's arguments are not given")
+    if ground.server is not None:
+        return skipped("the server has taken its arguments")
     if said := no_sglang(ground):
         return said
     assert ground.installation is not None
@@ -69,6 +73,8 @@ def _choices(ground: Ground) -> Verdict | list[Verdict]:
 
 
 def _patch_only(ground: Ground) -> Verdict | list[Verdict]:
+    if ground.server is not None and ground.server.environment is None:
+        return skipped("the server does not show its environment")
     if said := no_sglang(ground):
         return said
     assert ground.installation is not None
@@ -112,6 +118,8 @@ def _fix(name: str) -> Fix:
 
 
 def _misspelled(ground: Ground) -> Verdict | list[Verdict]:
+    if ground.server is not None and ground.server.environment is None:
+        return skipped("the server does not show its environment")
     if said := no_sglang(ground):
         return said
     assert ground.installation is not None

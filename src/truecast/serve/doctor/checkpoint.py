@@ -19,7 +19,7 @@ def _scales(ground: Ground) -> Verdict:
     if ground.model is None:
         return skipped("no checkpoint is given (--for)")
     if not ground.model.problems:
-        return passed(f"{ground.model.packed} matrices of {ground.model.format}, each with all its parts")
+        return passed(f"{ground.model.packed:,} matrices of {ground.model.format}, each with all its parts")
     told = "; ".join(f"{p.where}: {p.problem}" for p in ground.model.problems[:SHOWN])
     more = len(ground.model.problems) - SHOWN
     return failed(
@@ -40,21 +40,21 @@ def _input_scales(ground: Ground) -> Verdict:
             return passed("moe_activation_scheme is dynamic: no stored activation scale is needed (with the plug-in)")
         if without:
             return failed(
-                f"{without} of {model.packed} matrices have no input_scale, and the scheme is {scheme}: SGLang takes"
+                f"{without:,} of {model.packed:,} matrices have no input_scale, and the scheme is {scheme}: SGLang takes"
                 " 1.0, and activations above 448 are cut off",
                 "convert with --calibration, or set moe_activation_scheme to dynamic and use the plug-in",
             )
-        return passed(f"each of {model.packed} matrices has an input_scale")
+        return passed(f"each of {model.packed:,} matrices has an input_scale")
     if model.format == "nvfp4":
         marlin = ground.argument("--moe-runner-backend") == "marlin" or (ground.capability or 90) < 100
         if marlin:
             return skipped("Marlin multiplies in BF16 and reads no activation scale")
         if without:
             return failed(
-                f"{without} of {model.packed} matrices have no input_scale, and FP4 kernels divide by it",
+                f"{without:,} of {model.packed:,} matrices have no input_scale, and FP4 kernels divide by it",
                 "serve with --moe-runner-backend marlin, or convert with calibrated scales",
             )
-        return passed(f"each of {model.packed} matrices has an input_scale")
+        return passed(f"each of {model.packed:,} matrices has an input_scale")
     return skipped(f"{model.format} has no stored activation scales")
 
 

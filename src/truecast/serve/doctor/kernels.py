@@ -109,7 +109,9 @@ def _flash_mla(ground: Ground) -> Verdict:
     if found:
         return passed(f"{asked} flashmla, and {found[0]} is there")
     if "sglang-kernel" not in ground.installation.versions:
-        return unknown(f"no {package} in {ground.installation.root}, but no sglang-kernel either", get)
+        return unknown(
+            f"{asked} flashmla, and neither {package} nor sglang-kernel lies in {ground.installation.root}", get
+        )
     return failed(f"{asked} flashmla, and {ground.installation.root}/{package} holds no {pattern}", get)
 
 

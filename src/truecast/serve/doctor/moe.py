@@ -9,6 +9,7 @@ from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skippe
 from truecast.serve.doctor.ground import Ground
 from truecast.serve.doctor.setting import OTHER_VERSION, no_sglang, place, quantization
 from truecast.serve.installed import read_text
+from truecast.serve.stored_model import StoredModel
 
 RUNNERS = {
     "marlin": "sglang.srt.layers.moe.moe_runner.marlin",
@@ -25,8 +26,8 @@ def _backend(ground: Ground) -> Verdict:
         return skipped("wants a checkpoint (--for) and the server's arguments")
     if ground.capability is None:
         return skipped("no GPU is told (--topology)")
-    if ground.capability != 90 or ground.model.family != "kimi_k3" or ground.model.format != "mxfp4":
-        return skipped("asked of Kimi-K3's MXFP4 on Hopper")
+    if ground.capability != 90 or not _k3_experts(ground.model):
+        return skipped("asked of Kimi-K3's experts in MXFP4 on Hopper")
     asked = ground.argument(BACKEND) or "auto"
     if asked != "auto":
         return passed(f"{BACKEND} {asked}")
@@ -35,6 +36,10 @@ def _backend(ground: Ground) -> Verdict:
         f" are expanded to BF16 at load, {ground.model.weights.experts * 64 // 17 / 1e12:.1f} TB",
         f"add {BACKEND} marlin",
     )
+
+
+def _k3_experts(model: StoredModel) -> bool:
+    return model.family == "kimi_k3" and model.format == "mxfp4" and model.experts > 0
 
 
 def _activation(ground: Ground) -> Verdict:

@@ -9,7 +9,7 @@ things may differ from call to call, and then two equal runs of a model differ:
   routes or 64 experts; a row in another tile is cut elsewhere, and rounded otherwise. The routes are put in their own order
   after it. ``TRUECAST_SGLANG_STABLE_ORDER=0`` leaves them as they come.
 
-With both, NVFP4 and MXFP4 of the same values agree in every bit.
+With both, NVFP4 and MXFP4 of the same values agree in every bit where Marlin cuts K alike for both (docs/benchmarks.md).
 """
 
 from __future__ import annotations
