@@ -32,7 +32,7 @@ def equal(wanted: str, given: str | None) -> bool:
     if given is None:
         return False
     wanted, given = _tidied(wanted), _tidied(given)
-    if _WHOLE.fullmatch(wanted) and _WHOLE.fullmatch(given):
+    if _WHOLE.fullmatch(wanted.strip()) and _WHOLE.fullmatch(given.strip()):
         return int(wanted) == int(given)
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
     from math_verify import LatexExtractionConfig, parse, verify
@@ -47,7 +47,6 @@ def equal(wanted: str, given: str | None) -> bool:
 
 
 def _tidied(text: str) -> str:
-    text = text.strip()
     percent = re.fullmatch(r"(\d+\.?\d*)(?:\\%|%)", text)
     return (percent[1] if percent else text).rstrip(".\\")
 

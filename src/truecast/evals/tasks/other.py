@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
-from inspect_ai._eval.loader import load_tasks
+from inspect_ai._eval.loader import create_tasks, load_tasks
 from inspect_ai.dataset import Dataset
 
 from truecast.errors import InputError
@@ -52,12 +52,17 @@ def other(name: str, arguments: Mapping[str, Any]) -> Definition:
 
 
 def _loaded(name: str, arguments: Mapping[str, Any]) -> Task:
+    file, at, inner = name.partition("@")
+    path = Path(file).resolve()
     try:
-        tasks = load_tasks([name], dict(arguments))
+        if path.is_file():
+            tasks = create_tasks([f"{path.name}{at}{inner}"], dict(arguments), path.parent)
+        else:
+            tasks = load_tasks([name], dict(arguments))
     except Exception as error:  # the task's own code runs here, and its data may be fetched
         line = next(iter(str(error).splitlines()), type(error).__name__)
         fix = "truecast's own: aime, hmmt, gpqa-diamond, ifbench, scicode, dialogues; others as package/task or file.py@task"
-        if not Path(name.partition("@")[0]).exists() and "/" not in name:
+        if not path.exists() and "/" not in name:
             raise InputError("is no task", where=name, fix=fix) from None
         raise InputError(f"cannot be loaded by inspect: {line}", where=name) from None
     if len(tasks) != 1:

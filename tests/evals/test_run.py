@@ -1,0 +1,172 @@
+"""Runs against a real HTTP server that answers as each test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("inspect_ai")
+
+from tests.conftest import Outcome
+from tests.evals.answering import Reply, answering
+from truecast.evals.record import parse_record
+
+Cli = Callable[..., Outcome]
+pytestmark = pytest.mark.filterwarnings("ignore")  # inspect-ai and what it stands on warn
+TEMPLATE = "Q: {problem} Box it."
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> list[object]:
+    """Options of a contest of four sums."""
+    rows = [{"id": n, "problem": f"{n}+1", "answer": str(n + 1)} for n in range(1, 5)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "prompt.txt").write_text(TEMPLATE)
+    return [
+        *("--task", "aime25", "--data", tmp_path / "sums.jsonl", "--prompt", tmp_path / "prompt.txt"),
+        *("--out", tmp_path / "out", "--samples", 2, "--max-tokens", 50, "--json"),
+    ]
+
+
+def number(request: dict[str, Any]) -> int:
+    return int(request["messages"][-1]["content"].removeprefix("Q: ").partition("+")[0])
+
+
+def right(request: dict[str, Any]) -> Reply:
+    return Reply(f"It is \\boxed{{{number(request) + 1}}}.", reasoning="hm")
+
+
+def test_scores_what_came_and_counts_errors_apart(cli: Cli, sums: list[object], tmp_path: Path) -> None:
+    def says(request: dict[str, Any]) -> Reply:
+        match number(request), request["seed"]:
+            case 2, 1:
+                return Reply("", "length", 50, reasoning="endless")
+            case 3, _:
+                return Reply("\\boxed{7}")
+            case 4, 0:
+                return Reply("no such thing", status=404)
+            case 4, 1:
+                return Reply("\\boxed{5}", finish="abort")
+        return right(request)
+
+    with answering(says) as server:
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 1, outcome.err
+    record = outcome.json
+    assert record == json.loads((tmp_path / "out/aime25/eval.json").read_bytes())
+    parsed = parse_record(record, "here")
+    assert [len(p.samples) for p in parsed.problems.values()] == [2, 2, 2, 0]
+    found = record["scores"]
+    assert found["score"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found["bounds"] == [pytest.approx(0.5), pytest.approx(2 / 3)]
+    assert (found["errors"], found["answers"], found["truncated"], found["empty"]) == (2, 6, 1 / 6, 1 / 6)
+    assert (found["tokens"]["max"], found["tokens"]["budget"]) == (50, 50)
+    errors = [s["error"] for s in record["problems"][3]["samples"]]
+    assert "no such thing" in errors[0]
+    assert "finish_reason" in errors[1]
+    assert record["server"] | {"arguments": {}} == {
+        "engine": "vllm", "version": "0.1", "model": "toy", "arguments": {}, "max_total_tokens": None
+    }  # fmt: skip
+
+
+def test_it_goes_on_where_it_was_and_asks_errors_again(cli: Cli, sums: list[object], tmp_path: Path) -> None:
+    down = {3, 4}
+    with answering(lambda r: Reply("busy", status=400) if number(r) in down else right(r)) as server:
+        assert cli("eval", server.url, *sums).code == 1
+        before = len(server.asked)
+        down.clear()
+        again = cli("eval", server.url, *sums)
+        assert again.code == 0
+        assert sorted(number(r) for r in server.asked[before:]) == [3, 3, 4, 4]
+        with (tmp_path / "out/aime25/answers.jsonl").open("a") as file:
+            file.write('{"sample": "torn')
+        before = len(server.asked)
+        assert cli("eval", server.url, *sums).json["problems"] == again.json["problems"]
+        assert len(server.asked) == before
+        other = cli("eval", server.url, *sums, "--max-tokens", 60)
+    assert other.code == 3
+    assert "holds answers of a run with another settings.max_tokens; give another --out" in other.err
+
+
+def test_what_is_sent(cli: Cli, tmp_path: Path) -> None:
+    names = ["Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))]
+    lines = [",".join(names), *(f"What is {n}?,r{n},x{n},y{n},z{n}" for n in range(3))]
+    (tmp_path / "q.csv").write_text("\n".join(lines))
+    (tmp_path / "p.txt").write_text("{problem}\nEnd with Answer: LETTER")
+
+    def says(request: dict[str, Any]) -> Reply:
+        choices = request["messages"][0]["content"].splitlines()
+        letter = next(line[0] for line in choices if line[1:4] == ") r")
+        return Reply(f"Answer: {letter}")
+
+    with answering(says) as server:
+        options = (
+            "--data",
+            tmp_path / "q.csv",
+            "--prompt",
+            tmp_path / "p.txt",
+            "--out",
+            tmp_path / "out",
+            "--samples",
+            3,
+        )
+        outcome = cli("eval", server.url, "--task", "gpqa-diamond", *options, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["scores"]["score"] == 1
+    sent = {(r["seed"], r["temperature"], r.get("top_p"), r["max_tokens"]) for r in server.asked}
+    assert sent == {(0, 0.0, None, 65536), (1, 0.6, 0.95, 65536), (2, 0.6, 0.95, 65536)}
+    assert outcome.json["settings"]["sampling"] == [
+        {"seeds": "0", "temperature": 0.0}, {"seeds": "1-2", "temperature": 0.6, "top_p": 0.95}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply("wrong key", status=401), "wrong key"),
+        (Reply("Input is longer than the context of 100 tokens", status=400), "longer than the context of 100"),
+    ],
+)
+def test_nothing_answered_is_bad_input(cli: Cli, sums: list[object], tmp_path: Path, reply: Reply, words: str) -> None:
+    with answering(lambda request: reply) as server:
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 2
+    assert "nothing was answered: " in outcome.err
+    assert words in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "out/aime25/eval.json").exists()
+
+
+def test_no_usage(cli: Cli, sums: list[object]) -> None:
+    with answering(lambda request: Reply("\\boxed{2}", usage=None)) as server:
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 0
+    assert outcome.json["scores"]["tokens"] is None
+    assert any("reports no usage" in w for w in outcome.json["scores"]["warnings"])
+
+
+def test_a_server_that_is_not_there(cli: Cli, sums: list[object], tmp_path: Path) -> None:
+    outcome = cli("eval", "http://127.0.0.1:9", *sums)
+    assert outcome.code == 2
+    assert "127.0.0.1:9" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_task_of_inspect_by_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\nfrom inspect_ai.scorer import match\n"
+        "@task\ndef mine(word='hi'):\n"
+        "    return Task(dataset=[Sample(input=word, target='yes'), Sample(input='b', target='no')], scorer=match())\n"
+    )
+    with answering(lambda request: Reply("yes")) as server:
+        outcome = cli(
+            "eval", server.url, "--task", tmp_path / "mine.py", "--arg", "word=ho", "--out", tmp_path / "out", "--json"
+        )
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["scores"]["score"] == 0.5
+    assert outcome.json["task"]["arguments"] == {"word": "ho"}
+    assert {r["messages"][0]["content"] for r in server.asked} == {"ho", "b"}
