@@ -1,4 +1,4 @@
-"""A real HTTP server that answers chat completions as a function of the request says."""
+"""A real HTTP server that answers chat completions as a function of the request."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Reply:
     usage: int | None = 10
     status: int = 200
     reasoning: str | None = None
+    code: str | None = None
 
 
 @dataclass
@@ -30,7 +31,9 @@ class Answering:
 
 def _body(reply: Reply) -> dict[str, Any]:
     if reply.status != 200:
-        return {"error": {"message": reply.content, "type": "invalid_request_error", "code": reply.status}}
+        return {
+            "error": {"message": reply.content, "type": "invalid_request_error", "code": reply.code or reply.status}
+        }
     message = {"role": "assistant", "content": reply.content, "reasoning_content": reply.reasoning}
     choice = {"index": 0, "message": message, "finish_reason": reply.finish}
     body: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 1, "model": "toy", "choices": [choice]}

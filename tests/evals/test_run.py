@@ -170,3 +170,74 @@ def test_a_task_of_inspect_by_file(cli: Cli, tmp_path: Path) -> None:
     assert outcome.json["scores"]["score"] == 0.5
     assert outcome.json["task"]["arguments"] == {"word": "ho"}
     assert {r["messages"][0]["content"] for r in server.asked} == {"ho", "b"}
+
+
+PARTS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.solver import solver
+
+@solver
+def twice():
+    async def solve(state, generate):
+        state = await generate(state)
+        return await generate(state)
+    return solve
+
+@scorer(metrics=[mean()])
+def each():
+    async def score(state, target):
+        return Score(value={f"{state.sample_id}.1": 1.0, f"{state.sample_id}.2": 0.0})
+    return score
+
+@task
+def parts():
+    return Task(dataset=[Sample(input="a", id="A"), Sample(input="b", id="B")], solver=twice(), scorer=each())
+"""
+
+
+def test_parts_of_a_sample_are_problems_of_its_cluster(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+
+    def says(request: dict[str, Any]) -> Reply:
+        return Reply("ok") if len(request["messages"]) == 1 else Reply("", "length", 77)
+
+    with answering(says) as server:
+        outcome = cli("eval", server.url, "--task", tmp_path / "parts.py@parts", "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0, outcome.err
+    record = outcome.json
+    assert [(p["id"], p["cluster"]) for p in record["problems"]] == [
+        ("A.1", "A"),
+        ("A.2", "A"),
+        ("B.1", "B"),
+        ("B.2", "B"),
+    ]
+    assert [p["samples"][0]["truncated"] for p in record["problems"]] == [False, True, False, True]
+    assert (record["scores"]["clusters"], record["scores"]["score"], record["scores"]["truncated"]) == (2, 0.5, 0.5)
+
+
+def test_a_prompt_longer_than_the_context_is_an_error_not_a_wrong_answer(cli: Cli, sums: list[object]) -> None:
+    long = Reply("too long for me", status=400, code="context_length_exceeded")
+    with answering(lambda request: long if number(request) == 2 else right(request)) as server:
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 1
+    assert outcome.json["scores"]["score"] == 1
+    assert "does not fit: too long for me" in outcome.json["problems"][1]["samples"][0]["error"]
+
+
+def test_a_server_that_goes_away_is_not_asked_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truecast.evals.running.RETRIES", 0)
+    rows = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(60)]
+    (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "prompt.txt").write_text(TEMPLATE)
+    with answering(lambda request: right(request) if number(request) < 5 else Reply("gone", status=503)) as server:
+        outcome = cli(
+            *("eval", server.url, "--task", "aime25", "--data", tmp_path / "many.jsonl", "--samples", 1, "--json"),
+            *("--prompt", tmp_path / "prompt.txt", "--out", tmp_path / "out", "--concurrency", 1),
+        )
+    assert outcome.code == 1
+    errors = [s["error"] for p in outcome.json["problems"] for s in p["samples"] if s["error"]]
+    assert len(errors) == 55
+    assert any("not asked" in error for error in errors)
+    assert len(server.asked) < 20

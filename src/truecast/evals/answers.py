@@ -42,9 +42,11 @@ def answers_of(sample: EvalSample, parts: bool = False) -> list[Answer] | str:
 
     ``parts``: the score is a mapping, each entry of which is a problem answered by one reply, in the order of the replies.
     """
+    events = [event for event in sample.events if isinstance(event, ModelEvent)]
     if sample.error is not None:
-        return _first_line(sample.error.message)
-    replies = [event.output for event in sample.events if isinstance(event, ModelEvent) and event.error is None]
+        refused = events[-1].error if events else None
+        return _first_line(refused or sample.error.message)
+    replies = [event.output for event in events if event.error is None]
     replies = replies or [sample.output]
     for reply in replies:
         if reply.stop_reason == _TOO_LONG:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from inspect_ai.dataset import Sample
@@ -24,7 +24,7 @@ class Definition:
 
     ``identity`` goes into the record and must be equal where two runs are compared: data and prompt by their hashes.
     ``sampling``: of each seed from 0 on. ``samples``: how many answers a problem is given. ``max_tokens``: of one reply.
-    ``problems``: ids that a sample answers, where one sample answers several. ``clusters``: problem -> what was drawn.
+    ``parts``: a score may be a mapping, each entry of which is a problem, and the sample the cluster of these.
     ``sandbox``: where inspect runs code that the model wrote.
     """
 
@@ -37,12 +37,7 @@ class Definition:
     samples: int
     max_tokens: int
     parts: bool = False
-    problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sandbox: Any = None
-
-    def problems_of(self, sample: Sample) -> Sequence[str]:
-        """Ids of the problems that a sample answers."""
-        return self.problems.get(str(sample.id), (str(sample.id),))
 
 
 def always(sampling: Sampling) -> Callable[[int], Sampling]:

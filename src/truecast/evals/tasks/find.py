@@ -12,13 +12,13 @@ from truecast.evals.tasks.contests import contests, is_contests
 from truecast.evals.tasks.definition import Definition
 from truecast.evals.tasks.dialogues import dialogues
 from truecast.evals.tasks.ifbench import ifbench
-from truecast.evals.tasks.other import other
+from truecast.evals.tasks.other import other, scicode
 
 
 def find_task(
     name: str, data: Sequence[Path] = (), prompt: Path | None = None, arguments: Mapping[str, Any] | None = None
 ) -> Definition:
-    """``name`` as docs/eval.md lists them; ``arguments`` are of tasks of inspect alone.
+    """``name`` as docs/eval.md lists them; ``arguments`` are of scicode and tasks of inspect alone.
 
     Raises: UsageError for an option that the task does not have; InputError where its data cannot be had.
     """
@@ -36,7 +36,7 @@ def find_task(
         _none(name, arguments, "--arg")
         return ifbench(one) if name == "ifbench" else dialogues(one)
     _none(name, data, "--data")
-    return other(name, arguments or {})
+    return scicode(arguments or {}) if name == "scicode" else other(name, arguments or {})
 
 
 def _none(name: str, given: object, option: str) -> None:
