@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,3 +243,30 @@ def test_a_server_that_goes_away_is_not_asked_on(cli: Cli, tmp_path: Path, monke
     assert len(errors) == 55
     assert any("not asked" in error for error in errors)
     assert len(server.asked) < 20
+
+
+def test_a_kill_in_the_middle_changes_nothing(
+    cli: Cli, sums: list[object], tmp_path: Path, command: Callable[..., list[str]], environment: dict[str, str]
+) -> None:
+    def says(request: dict[str, Any]) -> Reply:
+        time.sleep(0.2)
+        return right(request) if number(request) < 4 else Reply("", "length", 50)
+
+    kept = tmp_path / "out/aime25/answers.jsonl"
+    with answering(says) as server:
+        torn = command("eval", server.url, *sums, "--concurrency", 1)
+        with subprocess.Popen(torn, env=environment, stdout=subprocess.DEVNULL) as process:
+            end = time.monotonic() + 100
+            while not (kept.exists() and kept.stat().st_size) and time.monotonic() < end:
+                time.sleep(0.01)
+            process.kill()
+        before = kept.read_bytes().splitlines()
+        asked = len(server.asked)
+        after = cli("eval", server.url, *sums)
+        again = len(server.asked) - asked
+        whole = cli("eval", server.url, *sums, "--out", tmp_path / "whole")
+    assert 0 < len(before) < 8
+    assert again == 8 - len(before)
+    assert kept.read_bytes().splitlines()[: len(before)] == before
+    differ = {key for key, value in whole.json.items() if after.json[key] != value}
+    assert differ <= {"date", "command"}
