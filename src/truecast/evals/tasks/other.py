@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from inspect_ai import Task
 from inspect_ai._eval.loader import create_tasks, load_tasks
 from inspect_ai.dataset import Dataset
+from inspect_ai.solver import Solver
 
 from truecast.errors import InputError
 from truecast.evals.tasks.definition import GREEDY, Definition, always
@@ -49,12 +50,12 @@ def other(name: str, arguments: Mapping[str, Any]) -> Definition:
     text = "\n".join(json.dumps([s.id, s.input, s.target], default=str, ensure_ascii=False) for s in samples)
     data = {"rows": len(samples), "sha256": hashlib.sha256(text.encode()).hexdigest()}
     own = {k: v for k in ("temperature", "top_p") if (v := getattr(task.config, k)) is not None}
-    before = [] if task.setup is None else [task.setup]
+    setup: Sequence[Solver] = task.setup if isinstance(task.setup, Sequence) else [task.setup] if task.setup else []
     return Definition(
         name=task.name.replace("/", "_"),
         identity={"name": task.name, "version": task.version, "arguments": dict(arguments), "data": data},
         dataset=samples,
-        solver=lambda: [*before, task.solver],
+        solver=lambda: [*setup, task.solver],
         scorer=lambda: task.scorer or [],
         sampling=always(own),
         samples=1,
