@@ -126,7 +126,7 @@ def test_the_distribution_holds_every_token_once() -> None:
 
 
 def test_documents_one_by_one() -> None:
-    rows = per_document(POSITIONS, [f"d{i}" for i in range(12)])
+    rows = per_document(POSITIONS.doc, POSITIONS.pos, POSITIONS.kl, [f"d{i}" for i in range(12)])
     assert [r["id"] for r in rows] == [f"d{i}" for i in range(12)]
     for row in rows:
         kl = POSITIONS.kl[POSITIONS.doc == row["document"]]

@@ -30,21 +30,21 @@ scales[1, :4] = [254, 253, 240, 230]
 packed[2, :64] = 0
 scales[3, :4], packed[3, :64] = 0, 0x88
 packed[4, :64], packed[4, 5] = 0x11, 0x71  # one outlier
-wide = scales.copy()
-wide[5:] = rng.integers(0, 255, wide[5:].shape)
+wide = rng.integers(0, 255, scales[5:].shape).astype(np.uint8)
+least = np.zeros_like(scales[:5])  # the smallest scale is the best of many
+packed = np.concatenate([packed, packed[5:], packed[:5]])  # 128 groups, as many as one program takes: its interpreter
+scales = np.concatenate([scales, wide, least])  # needs as long for one as for all of them
 weights = int4.importance(np.exp(rng.normal(0, 3, 1024)))
-least = np.zeros_like(scales)  # the smallest scale is the best of many
-for source in ((packed, scales), (packed, wide), (packed, least)):
-    for method, given, negative in (
-        ("exact", None, True), ("exact", None, False), ("exact", weights, True), ("signed", None, True), ("amax", None, True)
-    ):
-        cpu = int4.quantize(*source, method=method, weights=given, negative=negative)
-        chosen, depth = (np.ones(1024, np.int64), DEPTH) if given is None else (given, DEPTH_WEIGHTED)
-        gpu = int4.Int4Matrix(
-            *int4_cuda.quantize(*source, chosen, int4.METHODS.index(method), negative, depth, device)
-        )
-        for part in ("codes", "scales", "errors", "energies"):
-            assert np.array_equal(getattr(cpu, part), getattr(gpu, part)), (method, given is not None, part)
+for method, given, negative in (
+    ("exact", None, True), ("exact", None, False), ("exact", weights, True), ("signed", None, True), ("amax", None, True)
+):
+    cpu = int4.quantize(packed, scales, method=method, weights=given, negative=negative)
+    chosen, depth = (np.ones(1024, np.int64), DEPTH) if given is None else (given, DEPTH_WEIGHTED)
+    gpu = int4.Int4Matrix(
+        *int4_cuda.quantize(packed, scales, chosen, int4.METHODS.index(method), negative, depth, device)
+    )
+    for part in ("codes", "scales", "errors", "energies"):
+        assert np.array_equal(getattr(cpu, part), getattr(gpu, part)), (method, given is not None, part)
 print("equal")
 """
 

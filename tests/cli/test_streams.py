@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from truecast.cli.output import print_result, table
 
@@ -224,6 +226,15 @@ def test_control_characters_in_every_kind_of_print(capsys: pytest.CaptureFixture
     print_result(argparse.Namespace(json=True, verb="check"), document, render)
     out = capsys.readouterr().out
     assert all(c.isprintable() or c == "\n" for c in out) and json.loads(out)["\x7f\x9b"] == "\u202e\x1b"
+
+
+def test_a_narrow_terminal_breaks_text_and_cuts_nothing_off() -> None:
+    written = io.StringIO()
+    flag, why, size = "--speculative-draft-attention-backend", "the one known to be right " * 4, "1,234 GB"
+    Console(file=written, width=60).print(table("", ("setting", "why", ">size"), [(flag, why, size)]))
+    text = written.getvalue()
+    assert size in text and "\u2026" not in text and text.split().count("right") == 4
+    assert "".join(line.split(" ")[0] for line in text.splitlines()[1:]) == flag
 
 
 def test_inspect_of_many_classes(

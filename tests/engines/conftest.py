@@ -56,12 +56,12 @@ class Release:
         """The file of a dotted module name inside the wheel."""
         stem = module.replace(".", "/")
         for path in (f"{stem}.py", f"{stem}/__init__.py"):
-            if path in self.wheel.namelist():
+            if path in self.wheel.NameToInfo:
                 return path
         raise LookupError(f"SGLang {self.version} has no module {module}")
 
     def sources(self, module: str) -> str:
-        return self.changed[module] if module in self.changed else self.wheel.read(self.path(module)).decode()
+        return self.changed[module] if module in self.changed else text(str(self.wheel.filename), self.path(module))
 
     def edited(self, module: str, old: str, new: str) -> Release:
         """The same release with one piece of source text changed; ``old`` must be there."""
@@ -107,23 +107,38 @@ def hook_registry(release: Release, monkeypatch: pytest.MonkeyPatch) -> Iterator
     module.HookRegistry.reset()
 
 
-def cut(wheel: zipfile.ZipFile, path: str, names: set[str], namespace: dict[str, Any]) -> dict[str, Any]:
-    """Define the named functions, methods and constants of one source file in ``namespace``."""
-    source = wheel.read(path).decode()
+@cache
+def text(wheel: str, path: str) -> str:
+    """A source file of a wheel, unpacked once a process."""
+    with zipfile.ZipFile(wheel) as file:
+        return file.read(path).decode()
+
+
+@cache
+def _definitions(wheel: str, path: str) -> dict[str, str]:
+    """Functions, classes, methods and constants of one source file by name, the source of each."""
+    source = text(wheel, path)
+    lines = source.split("\n")
     tree = ast.parse(source)
     nodes = list(tree.body) + [m for c in tree.body if isinstance(c, ast.ClassDef) for m in c.body]
-    found = set()
+    found: dict[str, str] = {}
     for node in nodes:
         name = getattr(node, "name", None)
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             name = target.id if isinstance(target, ast.Name) else None
-        if name in names and name not in found:
-            segment = ast.get_source_segment(source, node, padded=True)
-            assert segment is not None
-            exec(compile("from __future__ import annotations\n" + textwrap.dedent(segment), path, "exec"), namespace)
-            found.add(name)
-    assert found == names, f"{path} no longer defines {names - found}"
+        if name is not None and name not in found:
+            found[name] = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+    return found
+
+
+def cut(wheel: zipfile.ZipFile, path: str, names: set[str], namespace: dict[str, Any]) -> dict[str, Any]:
+    """Define the named functions, methods and constants of one source file in ``namespace``."""
+    definitions = _definitions(str(wheel.filename), path)
+    assert names <= definitions.keys(), f"{path} no longer defines {names - definitions.keys()}"
+    for name, segment in definitions.items():  # in the file's order
+        if name in names:
+            exec(compile("from __future__ import annotations\n" + segment, path, "exec"), namespace)
     return namespace
 
 

@@ -131,3 +131,26 @@ def test_the_context_is_the_limit(server: Running) -> None:
 
 def test_default_is_sixteen_tokens(server: Running) -> None:
     assert ask(server).usage.completion_tokens == 16
+
+
+def test_prompt_logprobs_are_the_models_by_id(server: Running, resident: Resident) -> None:
+    body = {"model": "tiny", "prompt": IDS, "max_tokens": 1, "prompt_logprobs": 3}
+    (choice,) = server.http.post("/v1/completions", json=body).json()["choices"]
+    wanted = resident.session().logits_all(IDS).double().log_softmax(-1)
+    assert choice["logprobs"] is None
+    assert choice["prompt_token_ids"] == IDS
+    assert choice["prompt_logprobs"][0] is None
+    for row, told in enumerate(choice["prompt_logprobs"][1:]):
+        best = wanted[row].topk(3)
+        assert set(told) == {str(int(i)) for i in best.indices} | {str(IDS[row + 1])}
+        for token, entry in told.items():
+            assert entry["logprob"] == pytest.approx(float(wanted[row, int(token)]), abs=1e-5)
+        assert [told[str(int(i))]["rank"] for i in best.indices] == [1, 2, 3]
+    plain = server.http.post("/v1/completions", json={**body, "prompt_logprobs": None, "temperature": 0}).json()
+    both = server.http.post("/v1/completions", json={**body, "temperature": 0, "echo": True, "logprobs": 1}).json()
+    assert both["choices"][0]["text"] == PROMPT + plain["choices"][0]["text"]
+    assert len(both["choices"][0]["logprobs"]["top_logprobs"][2]) == 1
+    assert both["choices"][0]["prompt_logprobs"] == choice["prompt_logprobs"]
+    refused = server.http.post("/v1/completions", json={**body, "stream": True})
+    assert refused.status_code == 400
+    assert "does not go with stream" in refused.text

@@ -76,7 +76,7 @@ def audit_models(
         folder = stack.enter_context(Folder(path, whose, {"tile_tokens": sizes.tile_tokens}))
         if (done := folder.result()) is not None:
             return done
-        _check_tile(folder.chosen["tile_tokens"], sizes, path)
+        check_tile(folder.chosen["tile_tokens"], sizes, path)
         counters = (count_reads(ref.checkpoint), count_reads(cand.checkpoint))
         compared = 0
         if not options.force and emulated.plain and not folder.records():
@@ -132,7 +132,7 @@ def _emulation(cand: Decoder, options: Options) -> Emulation:
     return emulation(options.activations, options.kv, cand.checkpoint, matrices)
 
 
-def _check_tile(begun_with: int, sizes: Fit, out: Path) -> None:
+def check_tile(begun_with: int, sizes: Fit, out: Path) -> None:
     """A run that goes on keeps the first run's tiles; a little less memory than then is no reason to stop."""
     if begun_with > TILE_SLACK * sizes.tile_tokens:
         raise RefusedError(

@@ -25,7 +25,7 @@ _SHOWN = 1000
 def served_model(url: str) -> str:
     """Name of the first model of a server. ``url`` ends in ``/v1``. Raises: InputError."""
     try:
-        name = _ask(f"{url}/models", None, MAX_LIST_BYTES, LIST_TIMEOUT_S)["data"][0]["id"]
+        name = ask(f"{url}/models", None, MAX_LIST_BYTES, LIST_TIMEOUT_S)["data"][0]["id"]
     except (KeyError, IndexError, TypeError):
         name = None
     if not isinstance(name, str):
@@ -49,7 +49,7 @@ def continuation(
         "return_token_ids": True,
     }
     most = MAX_LIST_BYTES + ANSWER_BYTES_OF_TOKEN * (len(prompt) + max_tokens)
-    answer = _ask(f"{url}/completions", body, most, TIMEOUT_S)
+    answer = ask(f"{url}/completions", body, most, TIMEOUT_S)
     try:
         choice = answer["choices"][0]
         tokens, read = choice.get("token_ids"), choice.get("prompt_token_ids")
@@ -78,13 +78,17 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
-def _ask(url: str, body: dict[str, Any] | None, most: int, seconds: float) -> Any:
-    """The JSON of an answer of at most ``most`` bytes that comes whole within ``seconds``. Raises: InputError."""
+def ask(url: str, body: dict[str, Any] | None, most: int, seconds: float, key: str = "") -> Any:
+    """The JSON of an answer of at most ``most`` bytes that comes whole within ``seconds``.
+
+    ``key`` is sent as the bearer token. Raises: InputError.
+    """
     if not url.startswith(("http://", "https://")):
         raise InputError("is no http or https address", where=url)
     data = None if body is None else json.dumps(body).encode()
     try:
-        request = urllib.request.Request(url, data, {"content-type": "application/json"})
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        request = urllib.request.Request(url, data, headers)
         return json.loads(_whole(request, most, seconds))
     except InputError:
         raise
@@ -114,7 +118,10 @@ def _whole(request: urllib.request.Request, most: int, seconds: float) -> bytes:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
+    """OpenAI's error object, or vLLM's and SGLang's, which are its inside."""
     try:
-        return str(json.loads(error.read(1 << 16))["error"]["message"])[:_SHOWN]
-    except (ValueError, KeyError, TypeError, OSError, RecursionError):
+        document = json.loads(error.read(1 << 16))
+        inside = document.get("error", document)
+        return str(inside["message"] if isinstance(inside, dict) else inside)[:_SHOWN]
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
         return str(error.reason)[:_SHOWN]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from truecast.audit.at_once import in_order
 from truecast.audit.completions_client import continuation, served_model
 from truecast.audit.corpus import SCHEMA
 from truecast.audit.prompts import Prompt, read_prompts
@@ -95,7 +94,8 @@ def make_corpus(
         made = 0
         try:
             with partial_path.open("a", encoding="ascii") as file:
-                answers = _answers(going_on, left, room, seeds, REQUESTS_AT_ONCE if url else 1)
+                tasks = list(zip(left, room, seeds, strict=True))
+                answers = in_order(lambda task: going_on(*task), tasks, REQUESTS_AT_ONCE if url else 1)
                 for number, (prompt, answer) in enumerate(zip(left, answers, strict=True), len(done) + 1):
                     if any(not 0 <= t < model.vocab for t in answer):
                         raise InputError("gives token ids outside the vocabulary", where=url or location)
@@ -155,38 +155,6 @@ def _resume(path: Path, header: dict[str, Any]) -> list[str]:
         raise RefusedError(f"cannot write: {error.strerror}", where=str(path)) from None
     except (ValueError, KeyError, TypeError):
         raise RefusedError("is no part of a corpus", where=str(path), fix="remove it, or write elsewhere") from None
-
-
-def _answers(
-    going_on: Continue, prompts: Sequence[Prompt], room: Sequence[int], seeds: Sequence[int], at_once: int
-) -> Iterator[list[int]]:
-    """Answers in the order of the prompts."""
-    tasks = list(zip(prompts, room, seeds, strict=True))
-    if at_once == 1:
-        yield from (going_on(*task) for task in tasks)
-        return
-    answers = [Future[list[int]]() for _ in tasks]
-    left = iter(zip(answers, tasks, strict=True))
-    turn, ended = threading.Lock(), threading.Event()
-
-    def work() -> None:
-        while not ended.is_set():
-            with turn:
-                answer, task = next(left, (None, None))
-            if answer is None or task is None:
-                return
-            try:
-                answer.set_result(going_on(*task))
-            except Exception as error:
-                answer.set_exception(error)
-
-    for _ in range(at_once):  # daemons: Ctrl-C does not wait for a server
-        threading.Thread(target=work, daemon=True).start()
-    try:
-        for answer in answers:
-            yield answer.result()
-    finally:
-        ended.set()
 
 
 def _from_server(url: str, name: str, temperature: float, prompt: Prompt, room: int, seed: int) -> list[int]:

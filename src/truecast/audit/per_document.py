@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from truecast.audit.positions import Positions
 from truecast.statistics.clusters import by_document
 from truecast.statistics.intervals import positive_interval
 
@@ -17,14 +17,17 @@ BLOCK = 32
 ENOUGH_BLOCKS = 8
 
 
-def per_document(positions: Positions, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def per_document(
+    doc: NDArray[np.int32], pos: NDArray[np.int32], kl: NDArray[np.float64], names: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
     """One row for each document, in order: ``document`` (index), ``id``, ``tokens``, ``mean``, ``interval``.
 
-    ``names``: ids by document index. The interval (nats per token) is of this document's own mean, from blocks of
-    ``BLOCK`` successive positions; None with fewer than ``ENOUGH_BLOCKS`` of them.
+    ``doc``, ``pos`` and ``kl`` ``[n]``: document, position in it and KL of each scored position. ``names``: ids by
+    document index. The interval (nats per token) is of this document's own mean, from blocks of ``BLOCK`` successive
+    positions; None with fewer than ``ENOUGH_BLOCKS`` of them.
     """
-    order = np.argsort(positions.doc, kind="stable")
-    doc, pos, kl = positions.doc[order], positions.pos[order], positions.kl[order]
+    order = np.argsort(doc, kind="stable")
+    doc, pos, kl = doc[order], pos[order], kl[order]
     starts = np.flatnonzero(np.r_[True, doc[1:] != doc[:-1]])
     rows = []
     for start, end in zip(starts, [*starts[1:], len(doc)], strict=True):

@@ -32,6 +32,7 @@ class Folder:
 
     def __init__(self, out: Path, identity: dict[str, Any], chosen: dict[str, int]) -> None:
         self.out, self.own, self.states = out, out / FOLDER, out / FOLDER / "states"
+        self.answers = out / FOLDER / "answers"
         with explained(out):
             _check_ours(out)
         self._lock = lock_folder(out, self.own, "audit")
@@ -87,10 +88,11 @@ class Folder:
         return load_object(self.out / RESULT) if (self.own / "finished").exists() else None
 
     def finish(self, document: dict[str, Any]) -> None:
-        """Write the document; states and records are removed."""
+        """Write the document; states, answers of servers and records are removed."""
         write_file(self.out / RESULT, json.dumps(document, indent=1).encode() + b"\n")
         write_file(self.own / "finished", b"")
         shutil.rmtree(self.states, ignore_errors=True)
+        shutil.rmtree(self.answers, ignore_errors=True)
         for path in self.own.glob("step-*.json"):
             path.unlink()
 
@@ -101,7 +103,7 @@ class Folder:
 def _check_ours(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise InputError("is a file, not a folder", where=str(out), fix="choose another output folder")
-    for ours in (out / FOLDER, out / FOLDER / "states"):
+    for ours in (out / FOLDER, out / FOLDER / "states", out / FOLDER / "answers"):
         if ours.is_symlink():
             raise InputError("is a link, which no audit makes", where=str(ours), fix="choose another output folder")
     if out.is_dir() and any(out.iterdir()) and not (out / FOLDER).is_dir():

@@ -46,7 +46,7 @@ def score(work: Pass, states: Tracks, fit: Fit, progress: Progress | None) -> Sc
     floor = {seed: np.zeros(total) for seed in work.seeds}
     error = StateError()
     for number, tile in enumerate(work.tiles):
-        rows, places, labels = _scored(work, tile, starts)
+        rows, places, labels = scored_rows(work, tile, starts)
         at = torch.from_numpy(rows).to(work.device)
 
         def final(run: str, head: Head, number: int = number, at: torch.Tensor = at) -> torch.Tensor:
@@ -85,7 +85,7 @@ def _heads(work: Pass) -> tuple[Head, Head]:
     return (ref, ref) if not work.apart and same_weights(ref, cand) else (ref, cand)
 
 
-def _scored(
+def scored_rows(
     work: Pass, tile: Tile, starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], torch.Tensor]:
     """Of a tile's scored positions: rows in the tile, places in the result, and the tokens that follow."""

@@ -37,7 +37,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass works on. ``counters`` count what is read of the two checkpoints."""
+    """What a pass works on. ``counters`` count what is read of the two checkpoints.
+
+    Where ``cand`` is ``ref`` itself the pass is of one model: each layer is loaded once, and there is one counter.
+    """
 
     ref: Decoder
     cand: Decoder
@@ -49,7 +52,7 @@ class Pass:
     seeds: Sequence[int]
     apart: bool
     """Compute the candidate by itself even where it equals the reference."""
-    counters: tuple[CountedOpener, CountedOpener]
+    counters: tuple[CountedOpener, ...]
     stamps: tuple[Stamps, Stamps]
     """Of the shards of both sides when the run began."""
     compared: int
@@ -132,7 +135,8 @@ class _Pair:
 def _load(work: Pass, index: int) -> _Pair:
     before = work.read_bytes
     with own_stream(work.device):
-        ref, cand = work.ref.load_layer(index), work.cand.load_layer(index)
+        ref = work.ref.load_layer(index)
+        cand = ref if work.cand is work.ref else work.cand.load_layer(index)
     return _Pair(index, ref, cand, work.read_bytes - before)
 
 
@@ -149,7 +153,8 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 
 def _layer_bytes(work: Pass, index: int) -> int:
-    return sum(t.nbytes for model in (work.ref, work.cand) for t in model.layer_tensors(index))
+    models = (work.ref,) if work.cand is work.ref else (work.ref, work.cand)
+    return sum(t.nbytes for model in models for t in model.layer_tensors(index))
 
 
 @torch.no_grad()
@@ -157,7 +162,8 @@ def _embed(work: Pass) -> dict[str, Any]:
     """Embeddings of all rows as step 0; the runs share them as far as they are equal."""
     began, before = time.monotonic(), work.read_bytes
     used, places = torch.unique(torch.cat([work.tokens(tile) for tile in work.tiles]), return_inverse=True)
-    vectors = {REFERENCE: work.ref.embed(used).stream, CANDIDATE: work.cand.embed(used).stream}
+    vectors = {REFERENCE: work.ref.embed(used).stream}
+    vectors[CANDIDATE] = vectors[REFERENCE] if work.cand is work.ref else work.cand.embed(used).stream
     states: Tracks = {}
     for run, table in vectors.items():
         for number, some in enumerate(places.split([tile.tokens for tile in work.tiles])):
@@ -177,7 +183,12 @@ def _embed(work: Pass) -> dict[str, Any]:
 def _push(work: Pass, states: Tracks, pair: _Pair) -> tuple[Tracks, _Errors, bool]:
     """All rows through one layer. Returns the new states, their errors, and whether the candidate still shares."""
     plain = work.taps is PLAIN
-    together = not work.apart and plain and states[CANDIDATE] == states[REFERENCE] and same_weights(pair.ref, pair.cand)
+    together = (
+        not work.apart
+        and plain
+        and states[CANDIDATE] == states[REFERENCE]
+        and (pair.cand is pair.ref or same_weights(pair.ref, pair.cand))
+    )
     if together:
         pair.cand = pair.ref  # the copy is let go of
     errors = _Errors(noisy={seed: StateError() for seed in work.seeds})

@@ -37,12 +37,12 @@ def summary(
         "floor": None if not floor else _floor(floor),
         "excess": None if average is None else _excess(positions, average),
         "reverse_kl": mean_figure(positions.reverse_kl, positions.doc) | tail(positions.reverse_kl),
-        "perplexity": _perplexity(positions),
+        "perplexity": perplexity(positions.nll_ref, positions.nll_cand, positions.doc),
         "top1": _top1(positions),
         "by_confidence": by_confidence(positions),
         "by_position": by_depth(positions),
         "distribution": distribution(positions.kl, average),
-        "per_document": per_document(positions, names),
+        "per_document": per_document(positions.doc, positions.pos, positions.kl, names),
     }
 
 
@@ -71,13 +71,13 @@ def _excess(positions: Positions, floor: NDArray[np.float64]) -> dict[str, Any]:
     return figure | {"above_floor": None if interval is None else interval[0] > 0}
 
 
-def _perplexity(positions: Positions) -> dict[str, Any]:
+def perplexity(nll_ref: NDArray[np.float64], nll_cand: NDArray[np.float64], doc: NDArray[np.int32]) -> dict[str, Any]:
     """Perplexities of both sides and their ratio, whose interval is that of the difference of the NLLs by document."""
-    difference = difference_figure(positions.nll_cand - positions.nll_ref, positions.doc)
+    difference = difference_figure(nll_cand - nll_ref, doc)
     interval = difference["interval"]
     return {
-        "reference": _exp(float(positions.nll_ref.mean())),
-        "candidate": _exp(float(positions.nll_cand.mean())),
+        "reference": _exp(float(nll_ref.mean())),
+        "candidate": _exp(float(nll_cand.mean())),
         "ratio": _exp(difference["mean"]),
         "ratio_interval": None if interval is None else [_exp(end) for end in interval],
         "nll_difference": difference,

@@ -1,10 +1,13 @@
-"""``truecast audit REF CAND --corpus FILE``: what the cast costs in nats per token."""
+"""``truecast audit REF CAND --corpus FILE``: what the cast costs in nats per token.
+
+With ``--server URL`` the candidate is what a running server answers: :mod:`truecast.cli.audit_served`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from rich.console import Console
 from truecast.audit.kinds import ACTIVATIONS, KV
 from truecast.audit.paired import paired_folders, scored_document
 from truecast.checkpoint.writer import write_file
+from truecast.cli import audit_served
+from truecast.cli.audit_served import ends
 from truecast.cli.options import add_corpus, add_memory, add_model_device, needing
 from truecast.cli.output import gigabytes, print_result, progress, table
 from truecast.errors import UsageError
@@ -22,14 +27,14 @@ from truecast.report.words import counted, figure, percent
 
 NAME = "audit"
 HELP = "Measure what a cast costs: exact KL to the reference, with intervals, reading each weight once."
-PAGE, RESULT = "audit.html", "audit.json"
+PAGE, RESULT = audit_served.PAGE, "audit.json"
 SHOWN_LAYERS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
-    parser.add_argument("ref", metavar="REF", help="the reference checkpoint")
-    parser.add_argument("cand", metavar="CAND", help="the candidate: the same model in another form")
+    parser.add_argument("ref", nargs="?", metavar="REF", help="the reference checkpoint")
+    parser.add_argument("cand", nargs="?", metavar="CAND", help="the candidate: the same model in another form")
     add_corpus(parser)
     parser.add_argument(
         "--out",
@@ -40,20 +45,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_device(parser)
     add_memory(parser)
     parser.add_argument(
-        "--activations", choices=ACTIVATIONS, default="none", help="what serving rounds the candidate's inputs to"
+        "--activations", choices=ACTIVATIONS, help="what serving rounds the candidate's inputs to (default: none)"
     )
-    parser.add_argument("--kv", choices=KV, default="none", help="what serving rounds the candidate's KV cache to")
+    parser.add_argument("--kv", choices=KV, help="what serving rounds the candidate's KV cache to (default: none)")
     parser.add_argument(
-        "--floor-seeds", type=_seeds, default=3, metavar="N", help="runs of the noise floor, 0 for none (default: 3)"
+        "--floor-seeds", type=_seeds, metavar="N", help="runs of the noise floor, 0 for none (default: 3)"
     )
     parser.add_argument("--force", action="store_true", help="compute both sides, even where their weights are equal")
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="another candidate's --out: the difference, document by document"
     )
+    audit_served.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Audit, print the figures, write the page."""
+    if args.server is not None:
+        return audit_served.run(args)
+    audit_served.refuse_without_server(args)
+    if args.ref is None or args.cand is None:
+        raise UsageError("REF and CAND are needed, or --server URL --reference CKPT|URL")
     with needing("torch", NAME):
         from truecast.audit.audit import audit
         from truecast.audit.options import Options
@@ -64,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
     options = Options(
         device=args.device,
         memory=args.memory,
-        activations=args.activations,
-        kv=args.kv,
-        seeds=tuple(range(args.floor_seeds)),
+        activations=args.activations or "none",
+        kv=args.kv or "none",
+        seeds=tuple(range(3 if args.floor_seeds is None else args.floor_seeds)),
         force=args.force,
         limit=args.limit,
     )
@@ -110,25 +121,21 @@ def _render(console: Console, document: Mapping[str, Any], out: Path | None) -> 
 
 def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     kl = document["kl"]
-    yield "KL, nats per token", figure(kl["mean"]), _ends(kl.get("interval"))
+    yield "KL, nats per token", figure(kl["mean"]), ends(kl.get("interval"))
     if floor := document.get("floor"):
         yield f"noise floor, {counted(len(floor['seeds']), 'seed')}", figure(floor["mean"]), ""
     if excess := document.get("excess"):
-        yield "excess over the floor", figure(excess["mean"]), _ends(excess["interval"])
+        yield "excess over the floor", figure(excess["mean"]), ends(excess["interval"])
     if "p99" in kl:
         yield "median", figure(kl["median"]), ""
         yield "99th percentile", figure(kl["p99"]), ""
         yield "share of the worst 1%", percent(kl["worst_1_percent_share"]), ""
-    yield "reverse KL", figure(document["reverse_kl"]["mean"]), _ends(document["reverse_kl"].get("interval"))
+    yield "reverse KL", figure(document["reverse_kl"]["mean"]), ends(document["reverse_kl"].get("interval"))
     top1 = document["top1"]
-    yield "same first choice", percent(top1["agreement"]), _ends(top1.get("interval"), percent)
+    yield "same first choice", percent(top1["agreement"]), ends(top1.get("interval"), percent)
     ratio = document.get("perplexity") or {}
     if ratio.get("ratio") is not None:
-        yield "perplexity ratio", figure(ratio["ratio"], 5), _ends(ratio.get("ratio_interval"), lambda x: figure(x, 5))
-
-
-def _ends(interval: Sequence[float] | None, words: Any = figure) -> str:
-    return f"{words(interval[0])} to {words(interval[1])}" if interval else ""
+        yield "perplexity ratio", figure(ratio["ratio"], 5), ends(ratio.get("ratio_interval"), lambda x: figure(x, 5))
 
 
 def _jumps(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -153,6 +153,11 @@ def _statements(document: Mapping[str, Any]) -> list[str]:
         " was run): no fault known; not established; stops; wrong result. The notes say why.",
     ]
     forms = [form for form in document["forms"] if not form["not_possible"]]
+    if any("SGLang" in (r["engine"] or "") and r["faults"] for form in forms for r in form["routes"]):
+        lines.append(
+            "SGLang is looked at as it was released. truecast's plug-in mends some of these faults (docs/sglang.md); with"
+            " it beside SGLang, `truecast launch` and `truecast doctor` say what is left on given nodes."
+        )
     sampled = [form["weight_error"] for form in forms if form["weight_error"]["kind"] == "sampled"]
     if sampled:
         lines += _samples(sampled)

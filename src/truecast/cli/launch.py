@@ -105,9 +105,11 @@ def _render(console: Console, plan: LaunchPlan, files: Sequence[Path]) -> None:
             console.print(f"# replica {replica}, on node {plan.node_of(replica)}")
         for line in command_lines(plan, replica):
             console.print(line)
-    rows = [(setting.name, setting.why) for setting in (*plan.environment, *plan.arguments)]
+    rows = [("setting", "why"), *((s.name, s.why) for s in (*plan.environment, *plan.arguments))]
     console.print()
-    console.print(table("", ("setting", "why"), rows))
+    width = max(len(name) for name, _ in rows)
+    for name, why in rows:
+        console.print(f"{name:{width}}  {why}")
     console.print(f"\nSGLang {plan.version}, {plan.profile}, {_where(plan)}")
     _render_memory(console, plan)
     time = plan.ready

@@ -110,10 +110,13 @@ def _discard(stream: TextIO) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table; columns whose name starts with ``>`` are right-aligned."""
+    """A table; columns whose name starts with ``>`` are right-aligned. Text is broken over lines, never cut off."""
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        result.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+        if column.startswith(">"):
+            result.add_column(column.lstrip(">"), justify="right", no_wrap=True)
+        else:
+            result.add_column(column, overflow="fold")
     for row in rows:
         result.add_row(*(f"{cell:,}" if isinstance(cell, int) else neutral(str(cell)) for cell in row))
     return result

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from truecast.report import audit_charts as charts
+from truecast.report import audit_served
 from truecast.report.audit_paired import paired_section
 from truecast.report.audit_style import STYLE
 from truecast.report.words import as_html, counted, figure, percent
@@ -19,6 +20,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 def render_audit_page(document: Mapping[str, Any]) -> str:
     """HTML of a ``truecast.audit/1`` document. The same document gives the same text."""
+    served = "measures" in document
     title = f"{_name(document['candidate'])} against {_name(document['reference'])}"
     drawn = [
         chart(document)
@@ -38,12 +40,12 @@ def render_audit_page(document: Mapping[str, Any]) -> str:
         f"<title>{as_html(title)}: audit</title><style>{STYLE}</style></head><body><main>",
         f"<h1>{as_html(title)}</h1>",
         f'<p class="quiet">{as_html(_question(document))}</p>',
-        f'<p class="verdict">{as_html(verdict(document))}</p>',
+        f'<p class="verdict">{as_html(audit_served.verdict(document) if served else verdict(document))}</p>',
         *(f'<p class="alert">{as_html(text)}</p>' for text in _warnings(document)),
         f'<ul class="headline">{"".join(_headline(document))}</ul>',
         f'<div class="charts">{"".join(drawn)}</div>' if any(drawn) else "",
         paired_section(document.get("paired")),
-        _facts(document),
+        audit_served.measures_section(document) + audit_served.facts_section(document) if served else _facts(document),
         "</main></body></html>\n",
     ]
     return "\n".join(p for p in parts if p)
@@ -71,6 +73,11 @@ def verdict(document: Mapping[str, Any]) -> str:
 
 def _question(document: Mapping[str, Any]) -> str:
     corpus = document["corpus"]
+    if "measures" in document:
+        return (
+            "KL(reference || server) of the next token's distribution, from log-probabilities that the server gives, at"
+            f" {corpus['scored']:,} positions of {counted(corpus['documents'], 'document')}."
+        )
     return (
         "KL(reference || candidate) of the next token's distribution, over the whole vocabulary, at"
         f" {corpus['scored']:,} positions of {counted(corpus['documents'], 'document')}."
@@ -78,17 +85,15 @@ def _question(document: Mapping[str, Any]) -> str:
 
 
 def _warnings(document: Mapping[str, Any]) -> list[str]:
-    text = document["kl"].get("warning")
-    return [f"{text[0].upper()}{text[1:]}."] if text else []
+    found = document.get("warnings", [document["kl"].get("warning")])
+    return [f"{text[0].upper()}{text[1:]}." for text in found if text]
 
 
 def _headline(document: Mapping[str, Any]) -> list[str]:
     kl, floor, excess = document["kl"], document.get("floor"), document.get("excess")
     cards = [_card("mean KL", figure(kl["mean"]), "nats per token", _within(kl.get("interval")))]
     if floor:
-        seeds = f"{counted(len(floor['seeds']), 'seed')} of rounding noise"
-        spread = f", sd {figure(floor['sd'])}" if floor.get("sd") is not None else ""
-        cards.append(_card("noise floor", figure(floor["mean"]), "nats per token", seeds + spread))
+        cards.append(_card("noise floor", figure(floor["mean"]), "nats per token", _floor_note(floor)))
     if excess:
         cards.append(
             _card("excess over the floor", figure(excess["mean"]), "nats per token", _within(excess["interval"]))
@@ -102,6 +107,13 @@ def _headline(document: Mapping[str, Any]) -> list[str]:
         ends = perplexity.get("ratio_interval")
         cards.append(_card("perplexity ratio", figure(perplexity["ratio"], 5), "", _within(ends, 5)))
     return cards
+
+
+def _floor_note(floor: Mapping[str, Any]) -> str:
+    if "seeds" not in floor:
+        return str(floor["how"])
+    spread = f", sd {figure(floor['sd'])}" if floor.get("sd") is not None else ""
+    return f"{counted(len(floor['seeds']), 'seed')} of rounding noise{spread}"
 
 
 def _card(name: str, number: str, unit: str, note: str) -> str:
@@ -180,7 +192,9 @@ def _interval(ends: Sequence[float]) -> str:
 
 
 def _name(side: Any) -> str:
-    """The last part of where a checkpoint lies."""
+    """The last part of where a checkpoint lies; the name of the model that a server has, and where."""
+    if isinstance(side, Mapping) and "engine" in side:
+        return f"{side['model']} at {side['location']}"
     return _where(side).rstrip("/").rsplit("/", 1)[-1] or _where(side)
 
 

@@ -17,13 +17,14 @@ class Flag:
     """One server argument. ``spellings``: every option string, the main one first.
 
     ``choices`` is None where the source lists none or works them out. ``default`` is the literal's text, None where it is
-    not written as one. ``takes_value`` is False for a switch.
+    not written as one. ``takes_value`` is False for a switch. ``number``: ``int`` or ``float`` where its value is one.
     """
 
     spellings: tuple[str, ...]
     takes_value: bool
     choices: tuple[str, ...] | None = None
     default: str | None = None
+    number: str = ""
 
     @property
     def name(self) -> str:
@@ -90,6 +91,7 @@ def _field(field: ast.AnnAssign, constants: Mapping[str, tuple[str, ...]]) -> Fl
     literal = next((n for n in ast.walk(kind) if isinstance(n, ast.Subscript) and _last(n.value) == "Literal"), None)
     if literal is not None:
         keywords.setdefault("choices", literal.slice)
+    keywords.setdefault("type", ast.Name(_inner(kind)))
     return _flag(spellings, keywords, constants, switch=_inner(kind) == "bool")
 
 
@@ -113,6 +115,7 @@ def _flag(
         with_value,
         None if choices is None else _strings(choices, constants),
         str(default.value) if isinstance(default, ast.Constant) and default.value is not None else None,
+        kind.id if isinstance(kind := keywords.get("type"), ast.Name) and kind.id in ("int", "float") else "",
     )
 
 

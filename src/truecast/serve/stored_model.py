@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,9 @@ from truecast.layouts.recognise import recognise
 from truecast.serve.parallel import Module, Parallel, legal_parallel
 from truecast.serve.request_memory import RequestMemory, request_memory
 from truecast.serve.weights import Weights, weights_of
+
+LARGEST = 1 << 53
+"""No count of a model is larger; floats hold whole numbers up to there."""
 
 PLAIN = ("bf16", "bf16")
 """Format and dialect of a checkpoint without quantized matrices."""
@@ -84,9 +87,15 @@ class StoredModel:
 
 
 def stored_model(source: Checkpoint) -> StoredModel:
-    """Read it. Raises: InputError if no config.json says what the model is."""
+    """Read it. Raises: InputError if no config.json says what the model is, or a number in it is of no model's size."""
     if not source.config:
         raise InputError("no config.json: it is not known what model this is", where=source.location)
+    if beyond := next(_beyond(source.config, ""), None):
+        raise InputError(
+            f"config.json: {beyond[:100]} is a larger number than any model has",
+            where=source.location,
+            fix="do not trust this checkpoint",
+        )
     problems: list[InputError] = []
     contents = recognise(source.tensors, problems.append)
     text = source.config.get("text_config")
@@ -113,6 +122,18 @@ def stored_model(source: Checkpoint) -> StoredModel:
         packed=len(packed),
         with_input_scale=sum(m.input_scale is not None for m in packed),
     )
+
+
+def _beyond(value: Any, name: str) -> Iterator[str]:
+    """Names of numbers beyond :data:`LARGEST`. The reader of config.json bounds how deep it is nested."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        yield name
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _beyond(inner, f"{name}.{key}".strip("."))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _beyond(inner, name)
 
 
 def _form(matrices: Any) -> tuple[str, str]:

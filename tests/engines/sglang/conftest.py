@@ -42,7 +42,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is applied, printed or waited for yet, and nothing is chosen."""
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(start, "_applied", set())
+    monkeypatch.setattr(start, "_applied", {})
     monkeypatch.setattr(start, "_printed", set())
     monkeypatch.delenv("TRUECAST_SGLANG", raising=False)
     yield

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import itertools
 import json
+import logging
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +30,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 tqdm = pytest.importorskip("tqdm").tqdm
 
 EXPERTS, ROWS, COLUMNS = 8, 256, 2048
+HANDLE = "CheckpointFilePrefetchHandle"
 LOCATION = "sglang.srt.eplb.expert_location"
 Tensors = dict[str, Any]
 
@@ -59,12 +64,14 @@ def sglang(release: Release, hook_registry: Any, place: Any) -> SimpleNamespace:
     utils: dict[str, Any] = {
         "torch": torch, "safetensors": safetensors, "tqdm": tqdm, "os": os, "collections": collections,
         "itertools": itertools, "concurrent": concurrent, "BAR_FORMAT": "{desc}",
-        "_prefetch_all_checkpoints": lambda *a, **k: pytest.fail("all shards would be prefetched"),
+        "threading": threading, "logger": logging.getLogger("sglang"), "_get_prefetch_block_size": lambda: 1 << 20,
     }  # fmt: skip
     utils["safetensors"] = SimpleNamespace(safe_open=safetensors.safe_open, torch=safetensors)
-    release.cut(fix.UTILS, {*fix.ITERATORS, "_drop_file_cache_after_load"}, utils)
+    functions = {*fix.ITERATORS, "_drop_file_cache_after_load", fix.PREFETCH, "_prefetch_all_checkpoints"}
+    handle = {HANDLE, "_PREFETCH_STOP_TIMEOUT_SECONDS"} if f"class {HANDLE}" in release.sources(fix.UTILS) else set()
+    release.cut(fix.UTILS, functions | handle, utils)
     module = place(fix.UTILS, utils)
-    for name in (*fix.ITERATORS, "_drop_file_cache_after_load"):  # their globals are the module's own, as they would be
+    for name in functions:  # their globals are the module's own, as they would be
         function = getattr(module, name)
         setattr(module, name, type(function)(function.__code__, vars(module), name, function.__defaults__))
 
@@ -72,11 +79,23 @@ def sglang(release: Release, hook_registry: Any, place: Any) -> SimpleNamespace:
         Source = SimpleNamespace(init_new=lambda config, model: config)
         iterator, options = fix.ITERATORS[0], {}
 
-        def _get_weights_iterator(self, files: list[str]) -> Any:
-            return getattr(loader, self.iterator)(files, **self.options)
+        def _get_weights_iterator(self, files: Any, resolved_source: Any = None, **startup: bool) -> Any:
+            return getattr(loader, self.iterator)(
+                files if resolved_source is None else resolved_source.files, **self.options
+            )
+
+        def load_weights_and_postprocess(self, model: Any, weights: Any, device: Any) -> None:
+            self.loaded = dict(weights)
 
     names = {"DefaultModelLoader": DefaultModelLoader, "cast": lambda kind, x: x, "Iterable": collections.abc.Iterable}
-    DefaultModelLoader._get_all_weights = release.cut(fix.LOADER, {"_get_all_weights"}, names)["_get_all_weights"]
+    names |= {"set_default_torch_dtype": lambda dtype: contextlib.nullcontext(), "time": time}
+    names["_prefetch_all_checkpoints"] = module._prefetch_all_checkpoints
+    methods = {"_get_all_weights"}
+    if f"def {fix.COMMIT}" in release.sources(fix.LOADER):
+        methods |= {fix.COMMIT, "start_checkpoint_prefetch"}
+    release.cut(fix.LOADER, methods, names)
+    for name in methods:
+        setattr(DefaultModelLoader, name, names[name])
     loader = place(
         fix.LOADER, {**{n: getattr(module, n) for n in fix.ITERATORS}, "DefaultModelLoader": DefaultModelLoader}
     )
@@ -140,6 +159,7 @@ def test_a_rank_reads_its_own_experts(
     assert set(dict(mine._get_all_weights(files, model))) == set(tensors), "stock reads all"
 
     hooking.put_on(fix.FIX.hooks(situation()))
+    assert fix.FIX.hooks(situation()) == fix.FIX.hooks(situation(is_draft=True))
     fix.FIX.selftest(situation())
     mine.options = options
     for rank, ranks in ((0, 2), (1, 2), (3, 4)):
@@ -151,6 +171,49 @@ def test_a_rank_reads_its_own_experts(
     assert fix._reading is None
     again = list(getattr(sglang.loader, iterator)(files, **{**options, "prefetch": False}))
     assert {n for n, _ in again} == set(tensors), "outside a model's loading all is read"
+
+
+def test_nothing_is_prefetched(sglang: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the iterators, and not by the thread that 0.5.20 may start before the model is loaded."""
+    files, _ = checkpoint(tmp_path)
+    blocks: list[int] = []
+    monkeypatch.setattr(sglang.utils, "_get_prefetch_block_size", lambda: blocks.append(1) or 1 << 30)
+
+    def prefetch() -> int:
+        blocks.clear()
+        handle = sglang.utils._prefetch_all_checkpoints(files)
+        for thread in threading.enumerate():
+            if "_run_prefetch" in thread.name:
+                thread.join()
+        if handle is not None:
+            handle.wait(10)
+            assert handle.done and not handle.failed, "who waits for the prefetch finds it done"
+        return len(blocks)
+
+    assert prefetch() == 2 * len(files)  # each a block, and an end
+    hooking.put_on(fix.FIX.hooks(situation()))
+    assert prefetch() == 0
+    list(sglang.loader.safetensors_weights_iterator(files, prefetch=True))
+    assert not blocks
+
+
+def test_loading_that_waited_for_graphs_is_filtered_too(sglang: SimpleNamespace, tmp_path: Path) -> None:
+    if not hasattr(sglang.DefaultModelLoader, fix.COMMIT):  # 0.5.17
+        assert fix.COMMIT not in " ".join(hook.target for hook in fix.FIX.hooks(situation()))
+        return
+    files, tensors = checkpoint(tmp_path)
+    mine, model = sglang.DefaultModelLoader(), torch.nn.ModuleDict({"a": sglang.layer(1, 2)})
+
+    def commit() -> set[str]:
+        mine.commit_model_weights(
+            model=model, model_config=SimpleNamespace(dtype=torch.bfloat16), target_device="cpu",
+            resolved_sources=(SimpleNamespace(source=None, files=files),), startup_prefetch_active=True,
+        )  # fmt: skip
+        return set(mine.loaded)
+
+    assert commit() == set(tensors)
+    hooking.put_on(fix.FIX.hooks(situation()))
+    assert commit() == wanted(tensors, 1, 2) and fix._reading is None
 
 
 def test_order_is_stock(sglang: SimpleNamespace, tmp_path: Path) -> None:

@@ -100,6 +100,14 @@ def test_tile_over_32_ranks(run: Run) -> None:
     assert run.names == [fix.NAME, f"truecast_{fix.NAME}"], "an operator of its own, or SGLang would take the old one"
 
 
+def test_a_second_model_does_not_build_it_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fix, "installed", lambda: run.release.sources)
+    first = list(fix.FIX.hooks(situation()))
+    hooking.put_on(first)
+    assert list(fix.FIX.hooks(situation(is_draft=True))) == first
+    assert run.names == [fix.NAME, f"truecast_{fix.NAME}"], "an operator cannot be made twice under one name"
+
+
 def test_without_expert_parallelism_nothing_changes(run: Run) -> None:
     stock = [run(rows, mapped=False) for rows in (2, 20, 150, 4096)]
     here = [run(rows, local=56, experts=56) for rows in (2, 20, 150, 4096)]

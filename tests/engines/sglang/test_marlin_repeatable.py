@@ -59,6 +59,12 @@ def test_what_is_hooked_for_which_format(kernels: Any, monkeypatch: pytest.Monke
     assert FIX.need(replace(MXFP4, moe_backend="triton")) is None
     assert FIX.need(replace(MXFP4, quantization_config={"format": "pack-quantized"})) is None
     assert targets(MARLIN)[0] == ALIGN and len(targets(MARLIN)) == 3
+    dense = replace(MARLIN, config={}, moe_backend="auto", linear_backend="marlin")  # no expert layer to hook
+    assert FIX.need(dense) is not None and [t.rpartition(".")[2] for t in targets(dense)] == ["gptq_marlin_gemm"]
+    nvfp4 = replace(
+        MXFP4, quantization_config={"format": "nvfp4-pack-quantized"}, moe_backend="auto", capability=(9, 0)
+    )
+    assert FIX.need(nvfp4) is not None and targets(nvfp4) == targets(MARLIN)
     monkeypatch.setenv(VARIABLE, "1")  # which is the user's for NVFP4, and nothing to MXFP4
     assert targets(MXFP4) == [ALIGN]
     monkeypatch.delenv(VARIABLE)
@@ -73,7 +79,9 @@ def test_the_fault_is_recognised(release: Release) -> None:
     assert FIX.faulty(release.sources)
     mended = release.edited(CALLER, "and (not is_mxfp4_marlin)", "and not (is_mxfp4_marlin or is_nvfp4_marlin)")
     assert FIX.faulty(mended.sources)  # rows are still dealt by atomic adds
-    assert not FIX.faulty(mended.edited(ALIGNMENT, "sgl_moe_align_block_size(", "align_in_order(").sources)
+    mended = mended.edited(ALIGNMENT, "sgl_moe_align_block_size(", "align_in_order(")
+    assert FIX.faulty(mended.sources)  # linear layers still add in any order
+    assert not FIX.faulty(mended.edited(FP4, "use_atomic_add=use_atomic_add", "use_atomic_add=False").sources)
     for gutted in (
         release.without(CALLER),
         release.edited(CALLER, "use_atomic_add = (", "adds = ("),

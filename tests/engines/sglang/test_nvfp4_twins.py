@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from tests.engines.conftest import Release
 from tests.engines.sglang.conftest import Place
 from truecast.engines.sglang import hooking
-from truecast.engines.sglang.fixes.nvfp4_twins import FIX, METHOD, MODULE, check, misread
+from truecast.engines.sglang.fixes.nvfp4_twins import EXPERTS, FIX, LINEAR, METHODS, MODULE, check_linear, misread
+from truecast.engines.sglang.fixes.nvfp4_twins import check_experts as check
 from truecast.engines.sglang.situation import Situation
 from truecast.errors import RefusedError
 
@@ -90,13 +92,25 @@ def test_the_fault_is_recognised(release: Release) -> None:
     assert FIX.faulty(release.sources)
     warning = 'logger.warning_once(\n                            "w1_weight_scale_2 must match'
     mended = release.edited(MODULE, warning, warning.replace("logger.warning_once", "raise ValueError"))
-    assert not FIX.faulty(mended.sources)
+    assert FIX.faulty(mended.sources)  # linear layers and subnormal scales are still wrong
+    for old in ("weight_scale_2.max()", "w13_weight_scale_2[:, 0]"):
+        with pytest.raises(LookupError, match="weight_scale_2"):
+            FIX.faulty(release.edited(MODULE, old, "weight_scale_2.clone()").sources)
     for gutted in (
         release.without(MODULE),
-        release.edited(MODULE, "w13_weight_scale_2[:, 0]", "w13_weight_scale_2.clone()"),
+        release.without(FP4),
+        release.edited(FP4, "def prepare_nv", "def other_nv"),
     ):
         with pytest.raises(LookupError):
             FIX.faulty(gutted.sources)
+
+
+def test_what_prepares_nvfp4_for_marlin_is_all_that_is_hooked(release: Release) -> None:
+    """No module of a release brings NVFP4 to Marlin but through the two functions."""
+    for path in release.wheel.namelist():
+        if path.endswith(".py") and path != release.path(FP4):
+            text = release.wheel.read(path).decode()
+            assert "nvfp4_marlin_process_scales" not in text and "nvfp4_marlin_process_global_scale" not in text, path
 
 
 def layer(twins: list[list[float]], w13: float = 1.0, w2: float = 1.0, **changes: Any) -> SimpleNamespace:
@@ -119,48 +133,167 @@ def layer(twins: list[list[float]], w13: float = 1.0, w2: float = 1.0, **changes
     return made
 
 
+SCALES = "ModelOptNvFp4FusedMoEMethod", "ModelOptFp4LinearMethod", "ModelOptNvFp4A16LinearMethod"
+
+
 @pytest.fixture
-def method(release: Release, hook_registry: Any, place: Place) -> Any:
-    """The class with the released ``process_weights_after_loading`` on Marlin; what it prepares is noted."""
-    (cls,) = [n for n in ast.parse(release.sources(MODULE)).body if getattr(n, "name", None) == METHOD.split(".")[0]]
-    (node,) = [n for n in cls.body if getattr(n, "name", None) == METHOD.split(".")[1]]  # type: ignore[attr-defined]
+def methods(release: Release, hook_registry: Any, place: Place) -> Any:
+    """The three classes with the released ``process_weights_after_loading``, over preparations that do nothing."""
+    assert tuple(f"{name}.process_weights_after_loading" for name in SCALES) == METHODS
+    prepared: list[Any] = []
     scope: dict[str, Any] = {
         "torch": torch,
         "get_moe_runner_backend": lambda: None,
+        "get_fp4_gemm_runner_backend": lambda: SimpleNamespace(is_marlin=lambda: True),
         "get_moe_a2a_backend": lambda: SimpleNamespace(is_megamoe=lambda: False),
         "_use_nvfp4_dispatch": lambda: False,
         "copy_or_rebind_param": lambda layer, name, value: setattr(layer, name, value),
-        "prepare_moe_nvfp4_layer_for_marlin": lambda layer: None,
-        "logger": SimpleNamespace(warning_once=lambda text: None),
+        "logger": SimpleNamespace(warning_once=lambda text: None, warning=lambda text: None),
     }
-    exec(compile("from __future__ import annotations\n" + ast.unparse(node), MODULE, "exec"), scope)
-    made = type(METHOD.split(".")[0], (), {METHOD.split(".")[1]: scope[METHOD.split(".")[1]]})
-    place(MODULE, {made.__name__: made})
-    instance = made()
-    instance._moe_runner_backend = SimpleNamespace(  # type: ignore[attr-defined]
-        value="marlin", is_marlin=lambda: True, is_lora_marlin=lambda: False
+    place(FP4, {EXPERTS: lambda layer, group_size=None: prepared.append(layer), LINEAR: prepared.append})
+    module = place(
+        MODULE, {**scope, EXPERTS: sys.modules[FP4].__dict__[EXPERTS], LINEAR: sys.modules[FP4].__dict__[LINEAR]}
     )
-    return instance
+    for owner in ast.parse(release.sources(MODULE)).body:
+        if getattr(owner, "name", None) in SCALES:
+            assert isinstance(owner, ast.ClassDef)
+            (node,) = [n for n in owner.body if getattr(n, "name", None) == "process_weights_after_loading"]
+            own: dict[str, Any] = {}
+            text = "from __future__ import annotations\n" + ast.unparse(node)
+            exec(compile(text, MODULE, "exec"), vars(module), own)
+            setattr(module, owner.name, type(owner.name, (), dict(own)))
+    experts, *linear = (getattr(module, name)() for name in SCALES)
+    experts._moe_runner_backend = SimpleNamespace(is_marlin=lambda: True, is_lora_marlin=lambda: False)
+    for method in linear:
+        method.quant_config = SimpleNamespace(group_size=16)
+        method.quant_mode = "w4a4"
+    return SimpleNamespace(experts=experts, linear=linear, prepared=prepared)
 
 
-def test_stock_keeps_w1s_scale_and_the_hook_refuses(method: Any) -> None:
+def test_stock_keeps_w1s_scale_and_the_hook_refuses(methods: Any) -> None:
     stock = layer([[1.0, 1.0], [0.5, 4.0]])
-    method.process_weights_after_loading(stock)
+    methods.experts.process_weights_after_loading(stock)
     assert stock.w13_weight_scale_2.tolist() == [1.0, 0.5]  # w3 of the second expert is off by 8
     hooking.put_on(FIX.hooks(MARLIN))
     FIX.selftest(MARLIN)
     with pytest.raises(RefusedError, match=r"layer 7, expert 7: w1 and w3 have different global scales"):
-        method.process_weights_after_loading(layer([[1.0, 1.0], [0.5, 4.0]]))
+        methods.experts.process_weights_after_loading(layer([[1.0, 1.0], [0.5, 4.0]]))
     same = layer([[1.0, 1.0], [0.5, 0.5]])
-    method.process_weights_after_loading(same)
-    assert same.w13_weight_scale_2.tolist() == [1.0, 0.5]
+    methods.experts.process_weights_after_loading(same)
+    assert same.w13_weight_scale_2.tolist() == [1.0, 0.5] and methods.prepared == [stock, same]
+    assert not [name for name in vars(same) if "truecast" in name]
 
 
-def test_other_backends_are_left_alone(method: Any) -> None:
+def linear_layer(parts: list[float], scale: float = 1.0, **changes: Any) -> SimpleNamespace:
+    made = SimpleNamespace(
+        prefix="model.layers.3.self_attn.qkv_proj",
+        params_dtype=torch.bfloat16,
+        input_scale=torch.ones(len(parts)),
+        weight_scale_2=torch.tensor(parts),
+        weight_scale=torch.full((4, 8), 1.0).to(torch.float8_e4m3fn),
+        weight=torch.full((4, 64), 0x10, dtype=torch.uint8),
+    )
+    made.weight_scale[1, 2] = scale
+    vars(made).update(changes)
+    return made
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_stock_keeps_the_largest_scale_of_a_linear_layer_and_the_hook_refuses(methods: Any, which: int) -> None:
+    method = methods.linear[which]
+    stock = linear_layer([1.0, 0.25, 1.0])
+    method.process_weights_after_loading(stock)
+    assert float(stock.weight_global_scale) == 1.0  # the second part is off by 4
     hooking.put_on(FIX.hooks(MARLIN))
-    method._moe_runner_backend = SimpleNamespace(value="flashinfer_trtllm", is_marlin=lambda: False)
+    with pytest.raises(RefusedError, match=r"layers\.3\.self_attn\.qkv_proj: the parts .*\[0\.25, 1\.0\]"):
+        method.process_weights_after_loading(linear_layer([1.0, 0.25, 1.0]))
+    for parts in ([0.5, 0.5, 0.5], [0.5], [0.5, 0.0, 1e-42], [0.5, 0.5 + 2.0**-12]):  # zeros: never loaded
+        method.process_weights_after_loading(linear_layer(parts))
+    with pytest.raises(RefusedError, match=r"qkv_proj: block scales \(weight_scale\) that Marlin cannot hold"):
+        method.process_weights_after_loading(linear_layer([0.5], scale=2.0**-7))
+
+
+def test_linear_layers_are_asked_by_whatever_brings_them_to_marlin() -> None:
+    for scale in (0.0, 2.0**-6, 448.0, -0.0):
+        check_linear(linear_layer([1.0], scale))
+    check_linear(linear_layer([1.0], 2.0**-9, params_dtype=torch.float16))
+    dead = linear_layer([1.0], 2.0**-9)
+    dead.weight[1, 16:24] = 0x80
+    check_linear(dead)
+    nameless = linear_layer([1.0], -1.0, params_dtype=None, orig_dtype=torch.float16)
+    del nameless.prefix, nameless.weight_scale_2
+    with pytest.raises(RefusedError, match=r"a linear layer of 4 x 64 bytes: block scales"):
+        check_linear(nameless)
+
+
+def test_compressed_tensors_is_asked_too(release: Release, methods: Any, place: Place) -> None:
+    """0.5.23 has it on Marlin: it stops at other global scales by itself, and not at subnormal block scales."""
+    folder = "sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a16_nvfp4"
+    if release.version != "0.5.23":
+        for path in release.wheel.namelist():
+            if "/compressed_tensors/" in path and path.endswith(".py"):
+                assert "nvfp4_layer_for_marlin" not in release.wheel.read(path).decode()
+        return
+    scope = {
+        "torch": torch, LINEAR: sys.modules[FP4].__dict__[LINEAR], "_use_flashinfer_bf16_fp4": lambda dtype: False,
+        "copy_or_rebind_param": lambda layer, name, value: setattr(layer, name, value),
+    }  # fmt: skip
+    linear = release.cut(folder, {"process_weights_after_loading"}, vars(place(folder, scope)))
+    experts = release.cut(f"{folder}_moe", {"process_weights_after_loading"}, {"torch": torch})
+    scheme = SimpleNamespace(has_input_global_scale=False, group_size=16)
+
+    def process(scale: float, parts: tuple[float, float] = (1.0, 1.0)) -> None:
+        made = linear_layer([], scale, weight_global_scale=torch.tensor(parts))
+        made.weight_packed = made.weight
+        del made.weight, made.weight_scale_2
+        linear["process_weights_after_loading"](scheme, made)
+
+    def process_experts(scale: float, parts: tuple[float, float] = (1.0, 1.0)) -> None:
+        made = layer([[1.0, 1.0]], scale, hidden_size=128, intermediate_size_per_partition=64)
+        made.w13_weight_packed, made.w2_weight_packed = made.w13_weight, made.w2_weight
+        made.w13_weight_global_scale, made.w2_weight_global_scale = torch.tensor([parts]), torch.ones(1)
+        del made.w13_weight, made.w2_weight, made.w13_weight_scale_2
+        experts["process_weights_after_loading"](scheme, made)
+
+    for each in (process, process_experts):
+        each(2.0**-9)  # stock lets it pass
+        with pytest.raises(ValueError, match=r"NVFP4 weight-only .*weight_global_scale"):
+            each(1.0, (1.0, 2.0))
+    hooking.put_on(FIX.hooks(MARLIN))
+    for each in (process, process_experts):
+        each(1.0)
+        with pytest.raises(RefusedError, match="block scales"):
+            each(2.0**-9)
+
+
+def test_minimax_keeps_gates_scale_with_a_warning_and_the_hook_refuses(release: Release, methods: Any) -> None:
+    module = "sglang.srt.layers.quantization.minimax_m3_nvfp4"
+    if release.version != "0.5.23":
+        with pytest.raises(LookupError):
+            release.sources(module)
+        return
+    scope = {"torch": torch, "logger": SimpleNamespace(warning_once=lambda text: None)}
+    prepare = release.cut(module, {"_process_marlin_weights"}, scope)["_process_marlin_weights"]
+
+    def made() -> SimpleNamespace:
+        bank = layer([[1.0, 1.0]], register_parameter=lambda name, value: None)
+        bank.w13_weight_packed, bank.w2_weight_packed = bank.w13_weight, bank.w2_weight
+        bank.w13_weight_global_scale, bank.w2_weight_global_scale = torch.tensor([[1.0, 4.0]]), torch.ones(1)
+        return bank
+
+    prepare(None, made())
+    assert methods.prepared[-1].w13_weight_scale_2.tolist() == [1.0]
+    hooking.put_on(FIX.hooks(MARLIN))
+    with pytest.raises(RefusedError, match="w1 and w3 have different global scales"):
+        prepare(None, made())
+
+
+def test_other_backends_are_left_alone(methods: Any) -> None:
+    hooking.put_on(FIX.hooks(MARLIN))
+    methods.experts._moe_runner_backend = SimpleNamespace(is_marlin=lambda: False, is_lora_marlin=lambda: False)
     with pytest.raises(AttributeError):  # it goes on to what the other backends need, which is not here
-        method.process_weights_after_loading(layer([[0.5, 4.0]]))
+        methods.experts.process_weights_after_loading(layer([[0.5, 4.0]]))
+    assert not methods.prepared
 
 
 @pytest.mark.parametrize("scale", [2.0**-9, 7 * 2.0**-9, -1.0, float("nan")])

@@ -92,7 +92,7 @@ def test_kernels_are_the_plain_form() -> None:
 
 
 @pytest.fixture
-def routed(release: Release, hook_registry: Any, place: Any) -> Any:
+def routed(release: Release, hook_registry: Any, place: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The release's own function where there are no kernels: its scatter is done by PyTorch."""
     import triton
 
@@ -106,6 +106,7 @@ def routed(release: Release, hook_registry: Any, place: Any) -> Any:
 
     module = place(fix.MODULE, {"torch": torch, "triton": triton, "compute_src2dst_triton_kernel": Scatter()})
     release.cut(fix.MODULE, {fix.NAME}, vars(module))
+    monkeypatch.setattr(fix, "_bins", 0)
     return place(fix.CALLER, {fix.NAME: getattr(module, fix.NAME)})
 
 
@@ -128,6 +129,22 @@ def test_map_equals_the_releases_own(routed: Any, monkeypatch: pytest.MonkeyPatc
     sorts.clear()
     ours = getattr(routed, fix.NAME)(ids.as_subclass(OnGpu))
     assert not sorts and torch.equal(ours, stock)
+
+
+def test_bins_are_enough_for_each_model_of_a_process(routed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft with few experts takes no bins from the model, nor the other way round."""
+    from truecast.engines.sglang.kernels import routing
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(routing, "places", lambda ids, bins: bins)
+    for first, then in ((896, 2000), (2000, 8)):
+        monkeypatch.setattr(fix, "_bins", 0)
+        for count in (first, then):
+            hooks = fix.FIX.hooks(situation(config={"num_experts": count}))
+        hook = hooks[0].function
+        assert hook(None, torch.zeros(4, dtype=torch.int32).as_subclass(OnGpu)) == 2048
 
 
 def test_more_experts_than_can_be_counted(routed: Any, monkeypatch: pytest.MonkeyPatch) -> None:

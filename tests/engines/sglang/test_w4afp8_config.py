@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -24,6 +25,8 @@ from truecast.engines.sglang.fixes.w4afp8_config import FIX
 from truecast.engines.sglang.ignore_list import IgnoreList, listed
 from truecast.engines.sglang.loaded_experts import LoadedExperts
 from truecast.engines.sglang.situation import Situation
+from truecast.engines.sglang.start import State, decide, demand
+from truecast.errors import RefusedError
 
 MODULE = "sglang.srt.layers.quantization.w4afp8"
 BLOCK = {"quant_method": "w4afp8", "ignored_layers": ["model.layers.0.mlp.gate_up_proj"]}
@@ -55,6 +58,22 @@ def test_who_needs_it() -> None:
     assert required({"moe_activation_scheme": "dynamic"})
     assert not required({}) and not required({"ignored_layers": [], "moe_activation_scheme": "static"})
     assert FIX.need(Situation("0.5.17", "k3", "compressed-tensors", {}, BLOCK)) is None
+
+
+def test_a_list_in_the_other_file_alone_stops_the_server(hook_registry: Any) -> None:
+    """Each release takes the name of the method from there, makes a config without arguments, and drops the list."""
+    block = {"quantization": {"quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head"]}}
+    situation = Situation("0.5.17", "k3", "w4afp8", {}, block)
+    (outcome,) = decide([dataclasses.replace(FIX, faulty=lambda sources: True)], {FIX.name}, situation, None)
+    assert outcome.state is State.UNAVAILABLE
+    with pytest.raises(RefusedError, match=r"hf_quant_config\.json, .*write it into quantization_config"):
+        demand(situation, [outcome])
+    block["quantization"]["exclude_modules"] = []
+    assert not FIX.need(situation).required  # type: ignore[union-attr]
+
+
+def test_each_release_reads_no_other_file_for_w4afp8(release: Release) -> None:
+    assert release.cut(MODULE, {"get_config_filenames"}, {})["get_config_filenames"](None) == []
 
 
 def test_the_fault_is_recognised(release: Release) -> None:

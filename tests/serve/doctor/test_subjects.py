@@ -288,3 +288,28 @@ def test_parsers(small_k3: StoredModel, words: str, status: str) -> None:
 )
 def test_the_backend_on_hopper(small_k3: StoredModel, topology: str | None, words: str, status: str) -> None:
     assert finding(ground(None, topology, words, model=small_k3), "moe.backend").status == status
+
+
+@pytest.mark.parametrize("asked", ["--moe-runner-backend flashinfer_mxfp4", "--tp-size 16"])
+def test_mxfp4_with_situ_on_blackwell(version: str, make_site: MakeSite, small_k3: StoredModel, asked: str) -> None:
+    """SGLang 0.5.17 ends at its own check without a pool of cubins; later releases have SiTU in FlashInfer."""
+    site, pool = make_site(version), {"SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL": "/opt/pool"}
+    without = finding(ground(site, "b200:2x8", asked, model=small_k3), "moe.activation").status
+    with_it = finding(ground(site, "b200:2x8", asked, model=small_k3, environment=pool), "moe.activation").status
+    later = "PASS" if "mxfp4" in asked else "SKIP"
+    assert (without, with_it) == (("FAIL", "PASS") if version == "0.5.17" else (later, later))
+
+
+@pytest.mark.parametrize(
+    ("words", "check"),
+    [
+        ("--tp-size lots", "arguments.values"),
+        ("--mem-fraction-static much", "arguments.values"),
+        ("--mem-fraction-static nan", "memory.fit"),
+        ("--mem-fraction-static 1.5", "memory.fit"),
+        ("--nnodes 2 --tp-size 16 --node-rank 2", "parallel.ranks"),
+    ],
+)
+def test_values_that_are_none(version: str, make_site: MakeSite, small_k3: StoredModel, words: str, check: str) -> None:
+    given = ground(make_site(version), "h200:2x8", words, model=small_k3)
+    assert finding(given, check).status == "FAIL"

@@ -89,6 +89,7 @@ class Released:
             config={**self.mxfp4.config, "text_config": text, "quantization_config": block},
             text=text,
             weights=weights_of(_all_layers(found.written()), self.mxfp4.family),
+            with_input_scale=self.mxfp4.packed if found.activations or layout.FORMAT == "w4afp8" else 0,
             parallel=legal_parallel(modules, layout.FORMAT, layout.DIALECT, self.mxfp4.heads),
         )
 

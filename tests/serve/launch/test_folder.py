@@ -76,3 +76,15 @@ def test_on_the_command_line(cli: Callable[..., Outcome], tmp_path: Path) -> Non
     (tmp_path / "out" / "lws.yaml").write_text("mine: 1\n")
     refused = cli(*words, "--json")
     assert (refused.code, json.loads(refused.out)["exit_code"]) == (3, 3)
+
+
+def test_nothing_is_written_through_what_lies_there(launch: Launch, tmp_path: Path) -> None:
+    """A file of any name that is guessed beforehand may be a link to elsewhere, or a pipe that nobody reads."""
+    elsewhere, out = tmp_path / "elsewhere", tmp_path / "out"
+    out.mkdir()
+    elsewhere.write_text("mine")
+    for name in NAMES:
+        (out / f".{name}.partial").symlink_to(elsewhere)
+    write_launch(launch("mxfp4", "h200:4x8"), out)
+    assert elsewhere.read_text() == "mine"
+    assert {path.name for path in out.iterdir()} == {*NAMES, *(f".{name}.partial" for name in NAMES)} - {"router.sh"}

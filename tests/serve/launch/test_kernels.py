@@ -105,3 +105,22 @@ def test_a_dense_model(tmp_path: Path, write_checkpoint: Callable[..., Path]) ->
     with pytest.raises(UsageError, match=r"do not divide over 8 GPUs; legal numbers.*--replicas"):
         plan_launch(model, read_topology("h200:1x8"))
     assert plan_launch(model, read_topology("h200:1x8"), replicas=8).tp == 1
+
+
+def test_mxfp4_on_blackwell_before_situ_was_in_flashinfer(launch: Launch) -> None:
+    """0.5.17's own argument check stops without SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL."""
+    plan = launch("mxfp4", "b200:2x8", version="0.5.17")
+    assert {s.name: s.value for s in plan.arguments}["--moe-runner-backend"] == "marlin"
+    assert any("SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL" in note for note in plan.notes)
+
+
+def test_input_scales_count_where_they_are_stored(released: Released) -> None:
+    """A config that only promises them leaves FP4 kernels dividing by what happens to be in memory."""
+    promised = replace(released.nvfp4_inputs, with_input_scale=0)
+    plan = plan_launch(promised, read_topology("b200:2x8"))
+    assert {s.name: s.value for s in plan.arguments}["--moe-runner-backend"] == "marlin"
+    none = plan_launch(replace(released.w4afp8, with_input_scale=0), read_topology("gh200:8x4"))
+    assert any("have no input_scale" in note for note in none.notes)
+    assert not any(
+        "have no input_scale" in note for note in plan_launch(released.w4afp8, read_topology("gh200:8x4")).notes
+    )

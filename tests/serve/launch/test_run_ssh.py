@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +32,7 @@ python3 -m http.server --bind 127.0.0.1 "$port" & wait
 """
 WITH_PORT = """\
 import sys
+import time
 from truecast.serve.launch import plan, run
 plan.PORT, run.GRACE_S = int(sys.argv.pop(1)), 2
 from truecast.cli.main import main
@@ -199,3 +203,38 @@ def test_options_that_do_not_go_together(options: list[str], message: str, cli: 
     outcome = cli("launch", NANO, "--topology", "h200:2x1", "--sglang", "0.5.20", *options)
     assert outcome.code == 2
     assert message in outcome.err
+
+
+def test_a_taken_port_is_not_taken_for_a_server(machines: Cluster, tmp_path: Path) -> None:
+    """Another program that answers ``/health`` there would be announced as ready."""
+    (tmp_path / "health").touch()
+    machines.sglang("sleep 1000")
+    other = [
+        sys.executable,
+        "-m",
+        "http.server",
+        "--bind",
+        "127.0.0.1",
+        "--directory",
+        str(tmp_path),
+        str(machines.port),
+    ]
+    with subprocess.Popen(other, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            _wait_for(machines.port)
+            with launched(machines) as process:
+                out, err = process.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert process.returncode == 1
+    assert "ready:" not in out
+    assert f"port {machines.port} of this machine is taken by another program" in err
+
+
+def _wait_for(port: int) -> None:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing listens at {port}")

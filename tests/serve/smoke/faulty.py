@@ -431,8 +431,15 @@ def switch(told: Proxy, fault: Callable[[Exchange], None] | None) -> None:
 
 def main() -> None:
     """Until Ctrl-C."""
+    faults = {
+        name: f
+        for name, f in globals().items()
+        if not name.startswith("_") and getattr(f, "__annotations__", {}).get("e") == "Exchange"
+    }
+    if len(sys.argv) != 3 or sys.argv[2] not in faults:
+        raise SystemExit(f"usage: python -m tests.serve.smoke.faulty URL FAULT, with FAULT one of {', '.join(faults)}")
     with proxy(sys.argv[1]) as told:
-        switch(told, globals()[sys.argv[2]])
+        switch(told, faults[sys.argv[2]])
         print(told.url, flush=True)
         time.sleep(86_400)
 

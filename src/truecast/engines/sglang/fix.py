@@ -47,7 +47,9 @@ class Fix:
     ``faulty(sources)`` tells by the installed source text whether the fault is still there; it raises
     :class:`LookupError` naming what it looked for where the code is so different that nothing can be said.
     ``hooks(situation)`` are put on when it is applied, and ``selftest(situation)`` runs after that, in each process that
-    loads the model: it raises :class:`AssertionError` with what came out wrong. ``settings`` are environment variables of
+    loads the model: it raises :class:`AssertionError` with what came out wrong. Both are asked again for a second model in
+    the process, a draft: hooks that are on already stay, so one must be the same object each time, and must not hold what
+    is true of one model only. ``settings`` are environment variables of
     this fix and a function each that checks the text and raises :class:`ValueError`.
     """
 

@@ -1,4 +1,8 @@
-"""The entry point ``truecast`` of group ``sglang.srt.plugins``: one hook, on the loading of a model."""
+"""The entry point ``truecast`` of group ``sglang.srt.plugins``: one hook, on the loading of a model.
+
+Each process of a server imports this, and most of them load no model: so what only a model needs is imported where it is
+needed, the fixes too.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,15 @@ import sys
 from types import CodeType
 from typing import NoReturn
 
-from truecast.engines.sglang import hooking, start
-from truecast.engines.sglang.choice import VARIABLE, chosen
-from truecast.engines.sglang.fix import Hook
-from truecast.engines.sglang.fixes import FIXES
 from truecast.engines.sglang.later import when_imported
 from truecast.engines.sglang.source import installed
-from truecast.errors import UsageError
 
 MODULE = "sglang.srt.model_executor.model_runner"
 METHOD = "ModelRunner.load_model"
 TARGET = f"{MODULE}.{METHOD}"
+VARIABLE = "TRUECAST_SGLANG"
+PREFIXES = (VARIABLE, "SGLANG_", "K3_")
+"""Of every variable that the plug-in reads: where none is set there is nothing to check."""
 
 
 def register() -> None:
@@ -25,11 +27,7 @@ def register() -> None:
 
     SGLang logs an exception of a plug-in and goes on without it, so what must not be passed over ends the process.
     """
-    try:
-        names = chosen(FIXES, os.environ)
-    except UsageError as error:
-        _stop(str(error))
-    if not names:
+    if any(name.startswith(PREFIXES) for name in os.environ) and not _chosen():
         return
     try:
         text = installed()(MODULE)  # not parsed: most processes load no model, and the hook is verified where one does
@@ -41,6 +39,17 @@ def register() -> None:
     when_imported(MODULE, _hook)
 
 
+def _chosen() -> frozenset[str]:
+    from truecast.engines.sglang.choice import chosen
+    from truecast.engines.sglang.fixes import FIXES
+    from truecast.errors import UsageError
+
+    try:
+        return chosen(FIXES, os.environ)
+    except UsageError as error:
+        _stop(str(error))
+
+
 def _hook() -> None:
     """Put the hook on, now that there is something to put it on.
 
@@ -50,6 +59,9 @@ def _hook() -> None:
     """
     from sglang.srt import plugins
     from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+
+    from truecast.engines.sglang import hooking, start
+    from truecast.engines.sglang.fix import Hook
 
     load_plugins = getattr(getattr(plugins, "load_plugins", None), "__code__", None)
     applying = _runs(HookRegistry.apply_hooks.__code__)

@@ -33,6 +33,7 @@ def version() -> str:
 def situation(runner: Any) -> Situation:
     """What ``runner`` is about to load. Raises: AttributeError, ImportError, ValueError where SGLang has changed."""
     from sglang.srt.layers.moe.utils import get_moe_runner_backend
+    from sglang.srt.layers.quantization.fp4_utils import get_fp4_gemm_runner_backend
     from sglang.srt.runtime_context import get_exec, get_model, get_parallel, get_schedule
 
     model = runner.model_config
@@ -44,7 +45,8 @@ def situation(runner: Any) -> Situation:
         quantization=model.quantization,
         config=_mapping(model.hf_text_config),
         quantization_config=_quantization(model),
-        moe_backend=str(getattr(get_moe_runner_backend(), "value", get_moe_runner_backend())),
+        moe_backend=_name(get_moe_runner_backend()),
+        linear_backend=_name(get_fp4_gemm_runner_backend()),
         prefill_attention=kernel.prefill_attention_backend or kernel.attention_backend or "",
         decode_attention=kernel.decode_attention_backend or kernel.attention_backend or "",
         kv_cache_dtype=get_model().kv_cache_dtype,
@@ -70,16 +72,36 @@ def _mapping(config: Any) -> Mapping[str, Any]:
 
 
 def _quantization(model: Any) -> Mapping[str, Any]:
-    """Where SGLang looks, in its order."""
-    for holder in (model.hf_config, model.hf_text_config):
-        for name in ("quantization_config", "compression_config"):
-            if block := _mapping(getattr(holder, name, None)):
+    """What SGLang reads, in its order: config.json alone where it has a block, even an empty one.
+
+    The one exception is ``modelopt_mixed``: where config.json lacks its list of layers or what the KV cache is,
+    ``hf_quant_config.json`` is read instead, and the block in config.json not at all.
+    """
+    config = model.hf_config
+    for holder, name in (
+        (config, "quantization_config"),
+        (getattr(config, "text_config", None), "quantization_config"),
+        (config, "compression_config"),
+    ):
+        found = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+        if found is not None:
+            block = _mapping(found)
+            if model.quantization != "modelopt_mixed" or _is_complete(block):
                 return block
+            break
     beside = Path(model.model_path) / "hf_quant_config.json"
     if beside.is_file():
         block = json.loads(beside.read_text())
         return block if isinstance(block, dict) else {}
     return {}
+
+
+def _is_complete(block: Mapping[str, Any]) -> bool:
+    return "quantized_layers" in block and ("kv_cache_quant_algo" in block or "kv_cache_scheme" in block)
+
+
+def _name(backend: Any) -> str:
+    return str(getattr(backend, "value", backend))
 
 
 def _capability(runner: Any) -> tuple[int, int] | None:

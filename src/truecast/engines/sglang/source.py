@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import textwrap
 from functools import lru_cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from truecast.engines.sglang.fix import Sources
+if TYPE_CHECKING:
+    from truecast.engines.sglang.fix import Sources
 
 
 def installed(package: str = "sglang") -> Sources:
     """The source text of the modules of an installed package."""
+    from pathlib import Path
+
     spec = importlib.util.find_spec(package)
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec is not None else []
 
@@ -37,10 +38,14 @@ def function(sources: Sources, module: str, name: str) -> str:
 
 @lru_cache(maxsize=32)  # a module of thousands of lines takes a tenth of a second to parse
 def _cut(text: str, module: str, name: str) -> str:
+    import ast
+    import textwrap
+
     node: ast.Module | ast.stmt = ast.parse(text)
     for part in name.split("."):
         inner = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt) and getattr(n, "name", None) == part]
         if not inner:
             raise LookupError(f"{module} defines no {name}")
         node = inner[0]
-    return textwrap.dedent(ast.get_source_segment(text, node, padded=True) or "")
+    assert isinstance(node, ast.stmt)
+    return textwrap.dedent("\n".join(text.split("\n")[node.lineno - 1 : node.end_lineno]))

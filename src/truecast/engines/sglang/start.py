@@ -11,9 +11,10 @@ from enum import Enum
 from typing import Any
 
 from truecast.engines.sglang import binary, hooking, reading
-from truecast.engines.sglang.choice import VARIABLE, chosen
-from truecast.engines.sglang.fix import Fix, Need, Sources
+from truecast.engines.sglang.choice import chosen
+from truecast.engines.sglang.fix import Fix, Hook, Need, Sources
 from truecast.engines.sglang.fixes import FIXES
+from truecast.engines.sglang.plugin import VARIABLE
 from truecast.engines.sglang.situation import Situation
 from truecast.engines.sglang.source import installed
 from truecast.errors import RefusedError
@@ -40,7 +41,8 @@ class Outcome:
     required: bool = False
 
 
-_applied: set[str] = set()
+_applied: dict[str, list[Hook]] = {}
+"""The hooks that are on, by fix. A draft model is loaded after the model, and may want others of the same fix."""
 _printed: set[str] = set()
 
 
@@ -83,17 +85,16 @@ def _decide(fix: Fix, names: frozenset[str], situation: Situation, sources: Sour
         first, end = fix.versions
         reason = f"for {first} up to, not with, {end}; this is {situation.version}"
         return Outcome(fix, State.UNKNOWN, reason, need.required)
-    if fix.name in _applied:
-        return Outcome(fix, State.APPLIED, need.why, need.required)
     return _apply(fix, need, situation, sources)
 
 
 def _apply(fix: Fix, need: Need, situation: Situation, sources: Sources) -> Outcome:
+    before = _applied.get(fix.name, [])
     try:
-        if not fix.faulty(sources):
+        if not before and not fix.faulty(sources):
             return Outcome(fix, State.RIGHT, need.why, need.required)
-        hooks = fix.hooks(situation)
-        targets = hooking.put_on(hooks)
+        more = [hook for hook in fix.hooks(situation) if hook not in before]
+        targets = hooking.put_on(more)
     except LookupError as error:
         return Outcome(fix, State.UNAVAILABLE, str(error), need.required)
     except Exception as error:  # an import that fails, code that will not compile: this fix is not to be had
@@ -101,9 +102,9 @@ def _apply(fix: Fix, need: Need, situation: Situation, sources: Sources) -> Outc
     try:
         fix.selftest(situation)
     except Exception as error:  # a kernel may fail in its own ways: whatever it is, the fix does not work here
-        hooking.take_off(targets, hooks)
+        hooking.take_off(targets, more)  # not what a model before this one was given
         return Outcome(fix, State.UNAVAILABLE, f"its self-test failed and it was taken off: {error!r}", need.required)
-    _applied.add(fix.name)
+    _applied[fix.name] = before + more
     return Outcome(fix, State.APPLIED, need.why, need.required)
 
 

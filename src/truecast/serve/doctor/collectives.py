@@ -77,7 +77,7 @@ def _nccl(ground: Ground) -> Verdict:
     machine = here(ground)
     text = ground.environment.get(NCCL)
     if text and placeholder(text):
-        return passed(f"{NCCL} is filled in on each node, by {text[:40]}...")
+        return passed(f"{NCCL} is filled in on each node, by its own shell")
     interfaces = _up(machine)
     taken = nccl_takes(interfaces, text)
     told = f"{NCCL}={text}" if text else f"{NCCL} is not set"
@@ -96,7 +96,7 @@ def _gloo(ground: Ground) -> Verdict:
     if not text:
         return _gloo_by_name(ground, machine)
     if placeholder(text):
-        return passed(f"{GLOO} is filled in on each node, by {text[:40]}...")
+        return passed(f"{GLOO} is filled in on each node, by its own shell")
     if text[0] in "^=":
         return failed(
             f"{GLOO}={text}: Gloo looks for an interface of just that name, {text[0]} included", _name_it(ground, GLOO)

@@ -18,7 +18,7 @@ from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skippe
 from truecast.serve.doctor.ground import Ground
 from truecast.serve.doctor.setting import OTHER_VERSION, no_sglang, numbers, situation
 
-INSTALL = "pip install --no-deps truecast into SGLang's environment (docs/sglang.md)"
+INSTALL = "install truecast into SGLang's environment: pip install --no-deps . in its clone (docs/sglang.md)"
 _ANOTHER = {
     "fp8-kv-gather": "or set --max-total-tokens, such as 524288, so that a whole pool in BF16 still fits",
     "load-barrier": "or warm the page cache on every node first",

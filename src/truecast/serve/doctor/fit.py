@@ -44,6 +44,13 @@ def fit_of(ground: Ground) -> MemoryFit:
     )  # fmt: skip
 
 
+def _is_share(text: str) -> bool:
+    try:
+        return 0 < float(text) < 1
+    except ValueError:
+        return False
+
+
 def _fits(ground: Ground) -> Verdict:
     if ground.server is not None:
         return skipped("the server runs: it has its memory")
@@ -51,6 +58,9 @@ def _fits(ground: Ground) -> Verdict:
     if missing or ground.arguments is None:
         return skipped(f"not given: {', '.join(missing) or 'the arguments of the server'}")
     assert ground.model is not None and ground.topology is not None
+    given = ground.argument("--mem-fraction-static")
+    if given and not _is_share(given):
+        return failed(f"--mem-fraction-static {given}", "give it a share of a GPU's memory, between 0 and 1")
     fit = fit_of(ground)
     held = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in fit.parts.items() if size >= 5e7)
     said = f"of {fit.total / 1e9:.1f} GB on each {ground.topology.gpu.title}: {held} GB"

@@ -37,7 +37,7 @@ def _look(library: Path, version: str, host: str, wanted: bool | None) -> Verdic
     try:
         found = binary.architectures(library)
     except (OSError, ValueError) as error:
-        return unknown(f"{library} cannot be read: {error}", "install the sglang-kernel wheel again")
+        return unknown(f"{library} cannot be read: {error}", "install the sglang-kernel wheel")
     has = ", ".join(sorted(found)) or "no machine code"
     if "sm_90a" in found:
         return passed(f"{library} has {has}")
@@ -101,7 +101,7 @@ def _flash_mla(ground: Ground) -> Verdict:
     assert ground.installation is not None
     package, pattern, get = "flash_mla", "*.so", "install sgl-flash-mla"
     if "sgl_kernel.flash_mla" in ground.installation.sources(FLASHMLA):
-        package, pattern, get = "sgl_kernel", "flashmla_ops*.so", "install the sglang-kernel wheel again"
+        package, pattern, get = "sgl_kernel", "flashmla_ops*.so", "install the sglang-kernel wheel"
     folder = ground.installation.path(package)
     found = sorted(folder.glob(pattern)) if folder is not None else []
     if package == "flash_mla" and folder is not None:  # it finds its library by itself
@@ -109,9 +109,7 @@ def _flash_mla(ground: Ground) -> Verdict:
     if found:
         return passed(f"{asked} flashmla, and {found[0]} is there")
     if "sglang-kernel" not in ground.installation.versions:
-        return unknown(
-            f"{asked} flashmla, and neither {package} nor sglang-kernel lies in {ground.installation.root}", get
-        )
+        return unknown(f"no {package} and no sglang-kernel in {ground.installation.root}", get)
     return failed(f"{asked} flashmla, and {ground.installation.root}/{package} holds no {pattern}", get)
 
 

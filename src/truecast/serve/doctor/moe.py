@@ -16,8 +16,11 @@ RUNNERS = {
     "humming": "sglang.srt.layers.moe.moe_runner.humming",
     "deep_gemm": "sglang.srt.layers.moe.moe_runner.deep_gemm",
     "flashinfer_trtllm": "sglang.srt.layers.moe.moe_runner.flashinfer_trtllm",
+    "flashinfer_mxfp4": "sglang.srt.layers.moe.moe_runner.flashinfer_trtllm",
 }
 """Backends whose own source says which activations they have."""
+MXFP4, MXFP4_METHOD = "flashinfer_mxfp4", "sglang.srt.layers.quantization.mxfp4"
+CUBINS = "SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL"
 BACKEND = "--moe-runner-backend"
 
 
@@ -52,11 +55,13 @@ def _activation(ground: Ground) -> Verdict:
     activation, asked = ground.model.activation, ground.argument(BACKEND) or "auto"
     if not ground.model.experts or activation != "situ":
         return skipped(f"no routed experts with SiTU, but {activation}")
+    if ground.model.format == "mxfp4" and (said := _cubins(ground, asked)):
+        return said
     if asked == "auto":
         return skipped(f"{BACKEND} is not set: see moe.backend and the faults of the method")
     if quantization(ground) == "w4afp8":
         return skipped("W4AFP8 takes its kernel whatever the backend: see fault.situ-w4afp8")
-    if asked not in RUNNERS:
+    if asked not in RUNNERS or (asked == MXFP4 and not _blackwell(ground)):
         return unknown(
             f"it is not established that {BACKEND} {asked} computes SiTU",
             f"use {BACKEND} marlin on Hopper, or compare the answers with a server on Marlin",
@@ -68,6 +73,26 @@ def _activation(ground: Ground) -> Verdict:
         return passed(f"{BACKEND} {asked} knows {activation} ({at}:{spoken[0].lineno})")
     return failed(
         f"{BACKEND} {asked} does not know {activation}: {at} never speaks of it", f"use {BACKEND} marlin on Hopper"
+    )
+
+
+def _blackwell(ground: Ground) -> bool:
+    return ground.capability is not None and ground.capability >= 100
+
+
+def _cubins(ground: Ground, asked: str) -> Verdict | None:
+    """FlashInfer's kernels for MXFP4, SGLang's own choice on Blackwell, had SiTU first in a pool of cubins of its own."""
+    assert ground.installation is not None
+    if not _blackwell(ground) or asked not in ("auto", MXFP4):
+        return None
+    if CUBINS not in ground.installation.sources(MXFP4_METHOD):
+        return None
+    at = place(ground.installation, MXFP4_METHOD, CUBINS)
+    if pool := ground.environment.get(CUBINS):
+        return passed(f"{CUBINS}={pool} ({at})")
+    return failed(
+        f"{BACKEND} {asked}: SiTU stops unless {CUBINS} names a folder of cubins ({at})",
+        f"use {BACKEND} marlin, or fetch the cubins as SGLang's error message says",
     )
 
 

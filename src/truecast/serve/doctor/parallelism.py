@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from truecast.serve.doctor.finding import Check, Verdict, failed, passed, skipped, warned
 from truecast.serve.doctor.ground import Ground
-from truecast.serve.doctor.nodes import place
+from truecast.serve.doctor.nodes import place, placeholder
 
 GATE = "sglang.kernels.ops.attention.fla.fused_norm_gate"
 _READ = "g = g.reshape(-1, g.shape[-1])"
@@ -28,6 +28,9 @@ def _ranks(ground: Ground) -> Verdict:
         return failed(f"{said}: EP does not divide TP", "take an --ep-size that divides --tp-size")
     if not nodes or tp * pp % nodes:
         return failed(f"{said}: {tp * pp} ranks are no whole number a node", "take a --tp-size that --nnodes divides")
+    rank = ground.argument("--node-rank") or "0"
+    if not placeholder(rank) and not (rank.isdecimal() and len(rank) < 10 and int(rank) < nodes):
+        return failed(f"{said}: --node-rank {rank} is none of 0 to {nodes - 1}", "count nodes from 0")
     if (topology := ground.topology) is None:
         return passed(said)
     if nodes > topology.nodes or tp * pp // nodes > topology.per_node:

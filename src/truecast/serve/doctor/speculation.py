@@ -79,7 +79,8 @@ def _format(ground: Ground) -> Verdict:
     asked = ground.argument(QUANTIZATION)
     main = ground.argument("--quantization")
     if ground.draft is None:
-        return skipped("no draft is given (--draft)")
+        named = ground.argument(PATH)
+        return skipped(f"{PATH} {named} was not looked at (--draft)" if named else "no draft is given (--draft)")
     if ground.draft.format == "bf16":
         if asked not in (None, "unquant"):
             return failed(f"{QUANTIZATION} {asked}, and the draft is plain BF16", f"set {QUANTIZATION} unquant")

@@ -42,6 +42,11 @@ def shape_of(model: StoredModel, *, kv_bytes: int = 2, state_bytes: int = 4) -> 
     hidden = model.text.get("hidden_size")
     if not model.experts or not model.experts_per_token or not model.weights.experts or type(hidden) is not int:
         raise InputError("its speed cannot be forecast: no mixture of experts", where=model.location)
+    if model.experts_per_token > model.experts:
+        raise InputError(
+            f"its speed cannot be forecast: a token visits {model.experts_per_token} of {model.experts} experts",
+            where=model.location,
+        )
     if model.request is None or model.format not in _BITS:
         raise InputError("its speed cannot be forecast: attention or format is not known", where=model.location)
     weights = model.weights

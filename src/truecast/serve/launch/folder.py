@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from truecast.errors import RefusedError, UsageError
@@ -64,7 +65,16 @@ def _is_ours(path: Path) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.chmod(0o644)
-    partial.replace(path)
+    """Through a file of a new name: what lies there already, maybe a link to elsewhere or a pipe, is never opened."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix=f".{path.name}.", dir=path.parent, delete=False
+    ) as file:
+        partial = Path(file.name)
+        try:
+            file.write(text)
+            file.flush()
+            partial.chmod(0o644)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink()
+            raise

@@ -68,7 +68,8 @@ spec:
 def _pod(plan: LaunchPlan, *, leader: bool) -> str:
     whole = plan.replicas_per_node == 1
     gpus = plan.topology.per_node if whole else plan.tp
-    start = f"python3 -m pip install --no-deps truecast=={__version__} && exec bash /truecast/node.sh"
+    package = f"${{TRUECAST:-truecast=={__version__}}}"
+    start = f'python3 -m pip install --no-deps "{package}" && exec bash /truecast/node.sh'
     place = ' "$(LWS_WORKER_INDEX)" "$(LWS_LEADER_ADDRESS)"' + ("" if whole else " 0")
     probe = f"""\
     ports:

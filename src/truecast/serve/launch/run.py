@@ -85,6 +85,8 @@ def remote_program(plan: LaunchPlan, rank: int, head: str, replica: int, sign: s
     The first node of a replica says ``sign`` once its server answers.
     """
     watch = f"answers {plan.port_of(replica)} {sign} &" if rank == 0 else ":"
+    port = plan.port_of(replica)
+    free = f"is_free {port}" if rank == 0 else ":"
     place = shlex.join([str(rank), head, str(replica)])
     return f"""\
 script={shlex.quote(node_script(plan))}
@@ -102,6 +104,12 @@ answers() {{
   done
   echo "$2"
 }}
+is_free() {{ # or another server's answer would be taken for this one's
+  if {{ exec 4<>"/dev/tcp/127.0.0.1/$1"; }} 2>/dev/null; then
+    echo "port $1 of this machine is taken by another program" >&2
+    exit 98
+  fi
+}}
 end() {{
   kill -TERM -- "-$1"
   for ((tenths = 0; tenths < {GRACE_S * 10}; tenths++)); do
@@ -111,6 +119,7 @@ end() {{
   kill -KILL -- "-$1"
 }} 2>/dev/null
 main() {{
+  {free}
   exec 3<&0
   set -m
   bash -c "$script" node.sh {place} </dev/null 3<&- &

@@ -1,4 +1,7 @@
-"""``/v1/completions``: text or token ids in, what follows them out; with ``echo`` the prompt's own log probabilities."""
+"""``/v1/completions``: text or token ids in, what follows them out.
+
+With ``echo`` or ``prompt_logprobs`` the prompt's own log probabilities come too.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +66,11 @@ class Completion:
     def _runs(self) -> list[Run]:
         request, tokenizer = self._request, self._served.tokenizer
         return [
-            Run(tokenizer, prompt, request.stops, self._served.stops, echo=bool(request.echo), scores=self._scores)
+            Run(tokenizer, prompt, request.stops, self._served.stops, echo=bool(request.echo), scores=self._scores,
+                measured=request.prompt_logprobs is not None)
             for prompt in self.prompts
             for _ in range(request.n)
-        ]
+        ]  # fmt: skip
 
     @property
     def _scores(self) -> bool:
@@ -80,15 +84,18 @@ class Completion:
             max_tokens=self._wanted,
             sampler=sampler(request.temperature, request.top_p, request.seed, number % request.n),
             stops=self._served.stops,
-            top=request.logprobs or 0,
-            echo=self._scores,
+            top=max(request.logprobs or 0, request.prompt_logprobs or 0),
+            echo=self._scores or request.prompt_logprobs is not None,
         )
 
     def _choice(self, number: int, piece: Piece) -> dict[str, Any]:
         request = self._request
         choice: dict[str, Any] = {"index": number, "text": piece.text, "finish_reason": piece.end, "logprobs": None}
         if request.logprobs is not None:
-            choice["logprobs"] = _logprobs(piece, self._served.tokenizer)
+            choice["logprobs"] = _logprobs(piece, self._served.tokenizer, request.logprobs)
+        if request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = _prompt_logprobs(piece.prompt, self._served.tokenizer, request.prompt_logprobs)
+            choice["prompt_token_ids"] = self.prompts[number // request.n]
         if request.return_token_ids:
             choice["token_ids"] = tokens_of(piece.items[piece.echoed :])
             choice["prompt_token_ids"] = self.prompts[number // request.n]
@@ -109,11 +116,15 @@ def prompts_of(tokenizer: Tokenizer, request: CompletionRequest) -> list[list[in
 
 
 class Piece:
-    """What one item gives: text, the token (``echoed``: how many of ``items`` are the prompt's), the end."""
+    """What one item gives: text, the token (``echoed``: how many of ``items`` are the prompt's), the end.
+
+    ``prompt``: tokens of the prompt that were measured, echoed or not.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self.items: list[Scored] = []
+        self.prompt: list[Scored] = []
         self.offsets: list[int] = []
         self.echoed = 0
         self.end: str | None = None
@@ -124,12 +135,13 @@ class Run:
 
     def __init__(
         self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], ends: frozenset[int], *, echo: bool,
-        scores: bool,
+        scores: bool, measured: bool = False,
     ) -> None:  # fmt: skip
         self.made = 0
         self._stream, self._filter, self._ends = tokenizer.stream(), StopFilter(stops), ends
         self._echo_text = tokenizer.decode(prompt) if echo and not scores else ""
-        self._prompt_left = len(prompt) if scores else 0
+        self._prompt_left = len(prompt) if scores or measured else 0
+        self._shown = scores
         self._length = len(self._echo_text)
         """Characters of the text so far, those held back included."""
 
@@ -140,12 +152,16 @@ class Run:
         if isinstance(item, Finished):
             piece.text += self._show(self._stream.finish()) + self._filter.finish()
             piece.end = item.reason
+        elif self._prompt_left and not self._shown:
+            self._prompt_left -= 1
+            piece.prompt.append(item)
         else:
             piece.items.append(item)
             piece.offsets.append(self._length)
             if self._prompt_left:
                 self._prompt_left -= 1
                 piece.echoed = 1
+                piece.prompt.append(item)
                 text = self._stream.feed(item.token) + ("" if self._prompt_left else self._stream.finish())
                 self._length += len(text)
                 piece.text += text
@@ -166,19 +182,38 @@ def _sum(pieces: Sequence[Piece]) -> Piece:
     for piece in pieces:
         total.text += piece.text
         total.items += piece.items
+        total.prompt += piece.prompt
         total.offsets += piece.offsets
         total.echoed += piece.echoed
         total.end = piece.end
     return total
 
 
-def _logprobs(piece: Piece, tokenizer: Tokenizer) -> dict[str, Any]:
+def _logprobs(piece: Piece, tokenizer: Tokenizer, top: int) -> dict[str, Any]:
     def name(token: int) -> str:
         return spelled(tokenizer.token_bytes(token))
 
     return {
         "tokens": [name(i.token) for i in piece.items],
         "token_logprobs": [i.logprob for i in piece.items],
-        "top_logprobs": [None if i.logprob is None else {name(t): p for t, p in i.top} for i in piece.items],
+        "top_logprobs": [None if i.logprob is None else {name(t): p for t, p in i.top[:top]} for i in piece.items],
         "text_offset": piece.offsets,
     }
+
+
+def _prompt_logprobs(items: Sequence[Scored], tokenizer: Tokenizer, top: int) -> list[dict[str, Any] | None]:
+    """For each token of the prompt: itself and the ``top`` most probable in its place, by id. None for the first."""
+
+    def of(item: Scored) -> dict[str, Any] | None:
+        if item.logprob is None:
+            return None
+        found: dict[str, dict[str, Any]] = {
+            str(t): {"logprob": p, "rank": rank} for rank, (t, p) in enumerate(item.top[:top], 1)
+        }
+        own = {str(item.token): found.get(str(item.token)) or {"logprob": item.logprob, "rank": None}}
+        return {
+            token: {**told, "decoded_token": spelled(tokenizer.token_bytes(int(token)))}
+            for token, told in {**own, **found}.items()
+        }
+
+    return [of(item) for item in items]

@@ -11,6 +11,7 @@ from truecast.models.kimi_k3.chat import EFFORTS
 
 MAX_CHOICES = 64
 MAX_TOP = 20
+MAX_PROMPT_TOP = 1000
 _NOT_HERE = ("frequency_penalty", "presence_penalty", "logit_bias", "suffix", "functions", "function_call", "audio",
              "top_k", "min_p", "repetition_penalty", "guided_json", "structured_outputs")  # fmt: skip
 _AS_IF_ABSENT: dict[str, tuple[object, ...]] = {"top_k": (-1, 0), "repetition_penalty": (1, 1.0)}
@@ -66,7 +67,10 @@ class _Request(BaseModel):
 
 
 class CompletionRequest(_Request):
-    """``/v1/completions``. ``logprobs`` is how many alternatives to give with each token, 0 for none but itself."""
+    """``/v1/completions``. ``logprobs`` is how many alternatives to give with each token, 0 for none but itself.
+
+    ``prompt_logprobs`` is the same for the tokens of the prompt, by id, in the form of vLLM.
+    """
 
     prompt: (
         StrictStr
@@ -77,6 +81,13 @@ class CompletionRequest(_Request):
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=1 << 31)] | None = None
     echo: StrictBool | None = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_TOP)] | None = None
+    prompt_logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_PROMPT_TOP)] | None = None
+
+    @model_validator(mode="after")
+    def _whole_only(self) -> CompletionRequest:
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs does not go with stream")
+        return self
 
 
 class TemplateOptions(BaseModel):

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import inspect
 import io
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +33,9 @@ UTILS = "sglang.srt.model_loader.weight_utils"
 LOADER = "sglang.srt.model_loader.loader"
 LAYER = "sglang.srt.layers.moe.fused_moe_triton.layer"
 ITERATORS = ("safetensors_weights_iterator", "buffered_multi_thread_safetensors_weights_iterator")
+PREFETCH = "_prefetch_checkpoint_file"
+"""Reads one shard into the page cache; every way to prefetch comes down to it, some before any model is there."""
+COMMIT = "commit_model_weights"
 _PLACE = "_map_global_expert_id_to_local_expert_id"
 _GLOBAL = "_sglang_require_global_experts"
 
@@ -40,11 +45,11 @@ _reading: Reading | None = None  # the model that is being read now; the iterato
 
 def parse(text: str) -> int | None:
     """``None`` for off, 0 for on, or the number of experts that the model must have (the published patch wants it)."""
-    if text.lower() in ("0", "off", "false"):
+    if text in ("0", "off"):
         return None
-    if text.lower() in ("1", "on", "true", "auto"):
+    if text in ("1", "on"):
         return 0
-    if text.isdecimal():
+    if re.fullmatch("[1-9][0-9]{0,5}", text):
         return int(text)
     raise ValueError("neither on, off nor a number of experts")
 
@@ -65,6 +70,7 @@ def _need(situation: Situation) -> Need | None:
 def _faulty(sources: Sources) -> bool:
     function(sources, LOADER, "DefaultModelLoader._get_all_weights")
     function(sources, LAYER, f"FusedMoE.{_PLACE}")
+    function(sources, UTILS, PREFETCH)
     found = [_reads_all(function(sources, UTILS, name), name) for name in ITERATORS]  # each must be recognised
     return any(found)
 
@@ -112,16 +118,32 @@ def reading(model: Any) -> Reading | None:
 
 
 def _all_weights(original: Callable[..., Iterator[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
+    with _only_what_is_ours(inspect.signature(original).bind(*args, **kwargs).arguments["model"]):
+        yield from original(*args, **kwargs)
+
+
+def _commit(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The other way in, from 0.5.20 on: loading that waited for CUDA graphs."""
+    with _only_what_is_ours(inspect.signature(original).bind(*args, **kwargs).arguments["model"]):
+        return original(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _only_what_is_ours(model: Any) -> Iterator[None]:
     global _reading
-    model = inspect.signature(original).bind(*args, **kwargs).arguments["model"]
     mine = reading(model)
     before, _reading = _reading, mine
     try:
-        yield from original(*args, **kwargs)
+        yield
     finally:
         _reading = before
         if mine is not None:
             logger.info("%s", report(mine))
+
+
+def _no_prefetch(original: Callable[..., Any], file_path: str, *args: Any, **kwargs: Any) -> None:
+    """In place of reading a shard, with all of its experts. Whoever waits for the prefetch finds it done."""
+    logger.debug("Expert load filter: %s is not prefetched, that would read all experts", file_path)
 
 
 def report(mine: Reading) -> str:
@@ -141,9 +163,6 @@ def _iterator(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     assert isinstance(stock, FunctionType)
     bound = inspect.signature(stock).bind(*args, **kwargs)
     bound.arguments["disable_mmap"] = False  # the stand-in maps nothing
-    if bound.arguments.get("prefetch"):
-        bound.arguments["prefetch"] = False
-        logger.info("Expert load filter: shards are not prefetched, that would read all experts")
     stand_in = SimpleNamespace(safe_open=_reading.open)
     same = FunctionType(
         stock.__code__,
@@ -156,8 +175,12 @@ def _iterator(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _hooks(situation: Situation) -> Sequence[Hook]:
+    loader = importlib.import_module(LOADER).DefaultModelLoader
+    late = [Hook(f"{LOADER}.DefaultModelLoader.{COMMIT}", _commit)] if hasattr(loader, COMMIT) else []
     return [
         Hook(f"{LOADER}.DefaultModelLoader._get_all_weights", _all_weights),
+        *late,
+        Hook(f"{UTILS}.{PREFETCH}", _no_prefetch),
         *(Hook(f"{UTILS}.{name}", _iterator) for name in ITERATORS),
     ]
 

@@ -28,9 +28,9 @@ _FULL = 0.9  # SGLang's own limit: a tile is large enough once it is less than t
 
 def parse(text: str) -> int | None:
     """``None`` for off (stock), 0 for the choice from all experts (``1`` is the published patch's word), or a fixed tile."""
-    if text.lower() in ("0", "off", "false"):
+    if text in ("0", "off"):
         return None
-    if text.lower() in ("1", "on", "true", "auto"):
+    if text in ("1", "auto"):
         return 0
     if text in map(str, TILES):
         return int(text)
@@ -108,7 +108,8 @@ def rebuilt(sources: Sources, namespace: dict[str, Any], fixed: int) -> Callable
 def _hooks(situation: Situation) -> Sequence[Hook]:
     module = importlib.import_module(MODULE)
     fixed = parse(situation.environment.get(SETTING, "auto")) or 0
-    return [Hook(f"{MODULE}.{NAME}", rebuilt(installed(), vars(module), fixed), Kind.REPLACE)]
+    ours = vars(module).get(_OURS) or rebuilt(installed(), vars(module), fixed)  # once: it becomes an operator
+    return [Hook(f"{MODULE}.{NAME}", ours, Kind.REPLACE)]
 
 
 def _selftest(situation: Situation) -> None:

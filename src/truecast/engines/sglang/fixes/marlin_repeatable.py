@@ -22,7 +22,7 @@ from typing import Any
 
 from truecast.engines.sglang.choice import switch
 from truecast.engines.sglang.fix import Fix, Hook, Need, Sources
-from truecast.engines.sglang.nvfp4 import modelopt_on_marlin
+from truecast.engines.sglang.nvfp4 import on_marlin
 from truecast.engines.sglang.situation import Situation
 from truecast.engines.sglang.source import function
 
@@ -34,6 +34,8 @@ ALIGN = "sglang.srt.layers.moe.fused_moe_triton.moe_align_block_size"
 ALIGNMENT = "sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size"
 """The module that defines it."""
 EXPERTS = "sglang.kernels.ops.moe.moe_wna16_marlin"
+LINEAR = "sglang.srt.layers.quantization.marlin_utils_fp4"
+"""Where the linear layers of NVFP4 call Marlin, with atomic adds for narrow and deep ones."""
 DENSE = ("sglang.kernels.ops.quantization.gptq_marlin", "sglang.kernels.ops.gemm.gptq_marlin")
 """Where ``gptq_marlin_gemm`` lies, by release."""
 
@@ -46,12 +48,13 @@ def _mxfp4(situation: Situation) -> bool:
 
 def _adds(situation: Situation) -> bool:
     """Are there atomic adds to be taken away?"""
-    return modelopt_on_marlin(situation) and not switch(situation.environment.get(VARIABLE, "0"))
+    return on_marlin(situation) and not switch(situation.environment.get(VARIABLE, "0"))
 
 
 def _orders(situation: Situation) -> bool:
     """Would the order of routes be all that is left to differ?"""
-    return switch(situation.environment.get(ORDER, "1")) and (_adds(situation) or _mxfp4(situation))
+    asked = switch(situation.environment.get(ORDER, "1")) and situation.experts > 0
+    return asked and (_adds(situation) or _mxfp4(situation))
 
 
 def _need(situation: Situation) -> Need | None:
@@ -75,7 +78,7 @@ def _faulty(sources: Sources) -> bool:
     if "moe_align_block_size(" not in caller:
         raise LookupError(f"{CALLER}.fused_marlin_moe aligns routes to tiles in a way that is not known")
     dealt = "sgl_moe_align_block_size(" in function(sources, ALIGNMENT, "moe_align_block_size")
-    return adds or dealt
+    return adds or dealt or "use_atomic_add=use_atomic_add" in function(sources, LINEAR, "apply_fp4_marlin_linear")
 
 
 def _without(original: Callable[..., Any], *args: Any, place: int, name: str, **kwargs: Any) -> Any:
@@ -115,27 +118,27 @@ def _dense_module() -> str:
 def _hooks(situation: Situation) -> Sequence[Hook]:
     hooks = [Hook(ALIGN, in_order)] if _orders(situation) else []
     if _adds(situation):
-        hooks += [
-            Hook(f"{EXPERTS}.moe_wna16_marlin_gemm", experts),
-            Hook(f"{_dense_module()}.gptq_marlin_gemm", dense),
-        ]
+        hooks += [Hook(f"{module}.{name}", hook) for module, name, hook in _adding(situation)]
     return hooks
 
 
 def _selftest(situation: Situation) -> None:
     if _adds(situation):
-        _check_signatures()
+        _check_signatures(situation)
     if _orders(situation) and situation.capability is not None:
         _check_order(situation.experts)
 
 
-def _check_signatures() -> None:
+def _adding(situation: Situation) -> list[tuple[str, str, Any]]:
+    """Module, name and hook of what is called with ``use_atomic_add``."""
+    moe = [(EXPERTS, "moe_wna16_marlin_gemm", experts)] if situation.experts else []
+    return [*moe, (_dense_module(), "gptq_marlin_gemm", dense)]
+
+
+def _check_signatures(situation: Situation) -> None:
     import inspect
 
-    for module, name, hook in (
-        (EXPERTS, "moe_wna16_marlin_gemm", experts),
-        (_dense_module(), "gptq_marlin_gemm", dense),
-    ):
+    for module, name, hook in _adding(situation):
         names = list(inspect.signature(getattr(importlib.import_module(module), name)).parameters)
         place, scale = hook.keywords["place"], hook.keywords["name"]
         assert names[place] == scale, f"argument {place} of {name} is {names[place]}, not {scale}"

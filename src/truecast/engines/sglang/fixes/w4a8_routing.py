@@ -24,6 +24,9 @@ MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
 NAME = "cutlass_w4_run_moe_ep_preproess"  # SGLang's spelling
 CALLER = "sglang.srt.layers.moe.cutlass_w4a8_moe"
 
+_bins = 0
+"""Enough for each model of this process."""
+
 
 def parse(text: str) -> bool:
     """Whether to count."""
@@ -66,16 +69,18 @@ def _faulty(sources: Sources) -> bool:
 
 
 def _hooks(situation: Situation) -> Sequence[Hook]:
-    most = bins(situation)
-
-    def counted(original: Callable[[Tensor], Tensor], topk_ids: Tensor) -> Tensor:
-        from truecast.engines.sglang.kernels import expert_counts, routing
-
-        if not topk_ids.is_cuda or (topk_ids.numel() > routing.SHORT and most > expert_counts.MOST_BINS):
-            return original(topk_ids)
-        return routing.places(topk_ids.view(-1), most)
-
+    global _bins
+    _bins = max(_bins, bins(situation))
     return [Hook(f"{MODULE}.{NAME}", counted)]
+
+
+def counted(original: Callable[[Tensor], Tensor], topk_ids: Tensor) -> Tensor:
+    """Around the sort: the same map."""
+    from truecast.engines.sglang.kernels import expert_counts, routing
+
+    if not topk_ids.is_cuda or (topk_ids.numel() > routing.SHORT and _bins > expert_counts.MOST_BINS):
+        return original(topk_ids)
+    return routing.places(topk_ids.view(-1), _bins)
 
 
 def _selftest(situation: Situation) -> None:

@@ -41,13 +41,19 @@ def need(situation: Situation) -> Need | None:
     if situation.quantization != "w4afp8":
         return None
     config = situation.quantization_config
-    if any(config.get(key) for key in KEYS):
+    if _beside(situation) or any(config.get(key) for key in KEYS):
         return Need(
             "the checkpoint has linear layers that are not FP8, and SGLang drops the list of them", required=True
         )
     if config.get("moe_activation_scheme", "static") != "static":
         return Need("the checkpoint's experts have no static activation scales, and SGLang takes 1.0", required=True)
     return Need("missing expert tensors are noticed, and static scales do not depend on the number of ranks", False)
+
+
+def _beside(situation: Situation) -> bool:
+    """Is there a list in ``hf_quant_config.json`` alone? SGLang takes W4AFP8 from it, by its name, and no list."""
+    inner = situation.quantization_config.get("quantization")
+    return isinstance(inner, Mapping) and any(inner.get(key) for key in KEYS)
 
 
 def faulty(sources: Sources) -> bool:
@@ -87,7 +93,15 @@ def _methods_of(source: str, owner: str) -> set[str]:
 
 
 def hooks(situation: Situation) -> Sequence[Hook]:
-    """All of them wrap: SGLang's class stays the one that other modules compare with."""
+    """All of them wrap: SGLang's class stays the one that other modules compare with.
+
+    Raises: LookupError where SGLang never gets to see the list.
+    """
+    if _beside(situation):
+        raise LookupError(
+            "the list of modules that are not quantized stands in hf_quant_config.json, which SGLang does not read for"
+            " W4AFP8: write it into quantization_config of config.json"
+        )
     dynamic = situation.quantization_config.get("moe_activation_scheme") == "dynamic"
     return [
         *([Hook(AMAX, _never_zero)] if dynamic else []),
