@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -245,8 +246,15 @@ def test_a_server_that_goes_away_is_not_asked_on(cli: Cli, tmp_path: Path, monke
     assert len(server.asked) < 20
 
 
-def test_a_kill_in_the_middle_changes_nothing(
-    cli: Cli, sums: list[object], tmp_path: Path, command: Callable[..., list[str]], environment: dict[str, str]
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_an_end_in_the_middle_changes_nothing(
+    cli: Cli,
+    sums: list[object],
+    tmp_path: Path,
+    command: Callable[..., list[str]],
+    environment: dict[str, str],
+    sent: signal.Signals,
+    code: int,
 ) -> None:
     def says(request: dict[str, Any]) -> Reply:
         time.sleep(0.2)
@@ -259,7 +267,8 @@ def test_a_kill_in_the_middle_changes_nothing(
             end = time.monotonic() + 100
             while not (kept.exists() and kept.stat().st_size) and time.monotonic() < end:
                 time.sleep(0.01)
-            process.kill()
+            process.send_signal(sent)
+        assert process.returncode == code
         before = kept.read_bytes().splitlines()
         asked = len(server.asked)
         after = cli("eval", server.url, *sums)

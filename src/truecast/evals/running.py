@@ -85,7 +85,8 @@ def run(
             )
     finally:
         _Heard.told = None
-    return any(log.status == "cancelled" for log in done)
+    # after Ctrl-C inspect returns without the logs of what it stopped
+    return len(done) < len(tasks) or any(log.status == "cancelled" for log in done)
 
 
 def _task(
