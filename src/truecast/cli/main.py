@@ -27,6 +27,7 @@ VERBS = (
     "launch",
     "smoke",
     "bench",
+    "eval",
     "compare",
 )
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
@@ -85,7 +86,7 @@ def _afterwards(args: argparse.Namespace) -> str:
         return ""  # Ctrl-C is how they end
     if args.verb == "bench" and args.out is not None:
         return "; the runs that had finished are kept"
-    kept = args.verb in ("convert", "corpus") or (args.verb == "audit" and args.out is not None)
+    kept = args.verb in ("convert", "corpus", "eval") or (args.verb == "audit" and args.out is not None)
     return "; the same command " + ("goes on from here" if kept else "starts again: nothing was kept")
 
 
