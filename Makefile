@@ -60,6 +60,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.demo $(VENV)/.serve
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps sgl-eval
 	touch $@
 
 # Two transformers beside the newest: the one that Kimi-K3 was released for, and one that loads in the way of 5.x. Each

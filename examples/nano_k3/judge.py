@@ -9,62 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from truecast.evals.tasks.dialogue_rules import Answer, wrong
+
 LIMIT = 200
 """Tokens of an answer at most; the longest right one has about 120."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back: the two channels, and calls as ``(name, JSON text)``."""
-
-    content: str
-    reasoning: str
-    calls: list[tuple[str, str]]
-    finished: bool = True
-
-
-def wrong(item: dict[str, Any], answer: Answer) -> str:
-    """What is wrong with the answer; empty if nothing is."""
-    if not answer.finished:
-        return "did not come to an end"
-    if not item["thinking"] and answer.reasoning:
-        return "thought although it was not to"
-    if item["thinking"] and item["effort"] != "low" and not answer.reasoning.strip():
-        return "did not think"
-    expect, content = item["expect"], answer.content.strip()
-    if expect["kind"] == "call":
-        return _wrong_call(expect, answer.calls)
-    if answer.calls:
-        return f"called {answer.calls[0][0]}"
-    if expect["kind"] == "number":
-        numbers = re.findall(r"-?\d+", content)
-        return "" if numbers and int(numbers[-1]) == expect["value"] else f"said {content!r}, not {expect['value']}"
-    if expect["kind"] == "text":
-        return "" if content == expect["value"] else f"said {content!r}, not {expect['value']!r}"
-    lacking = [value for value in expect["values"] if value not in content]
-    return f"said {content!r} without {lacking[0]!r}" if lacking else ""
-
-
-def _wrong_call(expect: dict[str, Any], calls: list[tuple[str, str]]) -> str:
-    if len(calls) != 1:
-        return f"made {len(calls)} calls"
-    name, arguments = calls[0]
-    try:
-        given = json.loads(arguments)
-    except ValueError:
-        return f"arguments are no JSON: {arguments!r}"
-    if name != expect["name"] or given != expect["arguments"]:
-        return f"called {name} with {arguments}"
-    return ""
 
 
 def score(items: Iterable[dict[str, Any]], answers: Iterable[Answer]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Load runs: what is measured at a serving deployment, and the comparison of two."""
+"""Load runs against a serving deployment: AIPerf sends, this room reads its records; and the comparison of two."""

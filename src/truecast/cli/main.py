@@ -26,6 +26,8 @@ VERBS = (
     "doctor",
     "launch",
     "smoke",
+    "bench",
+    "eval",
     "compare",
 )
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
@@ -82,7 +84,9 @@ def _afterwards(args: argparse.Namespace) -> str:
     """What the same command does after an interruption, for the message."""
     if args.verb in ("serve-reference", "launch"):
         return ""  # Ctrl-C is how they end
-    kept = args.verb in ("convert", "corpus") or (args.verb == "audit" and args.out is not None)
+    if args.verb == "bench" and args.out is not None:
+        return "; the runs that had finished are kept"
+    kept = args.verb in ("convert", "corpus", "eval") or (args.verb == "audit" and args.out is not None)
     return "; the same command " + ("goes on from here" if kept else "starts again: nothing was kept")
 
 

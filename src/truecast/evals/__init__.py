@@ -1,1 +1,1 @@
-"""Task runs: scores with their statistics, and the comparison of two."""
+"""Task runs: asked, recorded and scored; and two of them compared."""

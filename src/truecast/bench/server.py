@@ -1,0 +1,130 @@
+"""What the server says of itself, and what it can do: names and settings are recorded as reported, never supposed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from truecast.bench.http import StatusError, ask, ask_json
+from truecast.errors import InputError
+
+PROBE_TIMEOUT_S = 600.0
+"""A cold engine may compile for minutes before its first token."""
+PROBE_TOKENS = 16
+"""More than the tokens without text that open an answer, such as a mark of reasoning."""
+_SECRET = re.compile(r"(api_?key|password|secret|credential|(^|_)token$)", re.IGNORECASE)
+_DESCRIPTIONS = ("/server_info", "/get_server_info")
+_FLUSHES = ("/flush_cache", "/reset_prefix_cache")
+"""SGLang's and vLLM's (which has it only in development mode)."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server as it describes itself. ``url`` is without ``/v1``."""
+
+    url: str
+    model: str
+    context: int | None = None
+    engine: str | None = None
+    version: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Its settings, scalars only, no secrets."""
+    per_chunk: bool = False
+    """Does it give the running token count on every chunk?"""
+    key: str | None = field(default=None, repr=False)
+    """The key that it wants; never in the record."""
+
+    def document(self) -> dict[str, Any]:
+        """For the record."""
+        return {name: value for name, value in vars(self).items() if name != "key"}
+
+
+def base_url(url: str) -> str:
+    """The address without ``/v1`` or a slash at its end. Raises: InputError."""
+    if not re.match(r"https?://[^/\s]+", url):
+        raise InputError("is no http address", where=url, fix="e.g. http://127.0.0.1:30000")
+    return re.sub(r"(/v1)?/*$", "", url)
+
+
+def describe(url: str, model: str | None, key: str | None = None) -> Server:
+    """Ask the server who it is. ``model`` picks one of several. Raises: InputError."""
+    base = base_url(url)
+    listed = ask_json(f"{base}/v1/models", key=key)
+    data = listed.get("data") if isinstance(listed, dict) else None
+    cards = {c["id"]: c for c in data or () if isinstance(c, dict) and isinstance(c.get("id"), str)}
+    if not cards:
+        raise InputError("lists no model", where=f"{base}/v1/models", fix="is this an OpenAI-compatible server?")
+    if model is not None and model not in cards:
+        raise InputError(f"serves no {model}, but {', '.join(cards)}", where=base, fix="--model with one of these")
+    name = model if model is not None else next(iter(cards))
+    context = cards[name].get("max_model_len")
+    info = _first_json(base, _DESCRIPTIONS, key)
+    engine, version = _engine(base, info, key)
+    settings = {k: v for k, v in info.items() if isinstance(v, str | int | float | bool) and not _SECRET.search(k)}
+    return Server(base, name, context if isinstance(context, int) else None, engine, version, settings, key=key)
+
+
+def _engine(base: str, info: dict[str, Any], key: str | None) -> tuple[str | None, str | None]:
+    if "version" in info:
+        return "sglang", str(info["version"])
+    answer = _first_json(base, ("/version",), key)
+    return ("vllm", str(answer["version"])) if "version" in answer else (None, None)
+
+
+def _first_json(base: str, paths: tuple[str, ...], key: str | None) -> dict[str, Any]:
+    """The first of these pages that is there and is a JSON object; else an empty one."""
+    for path in paths:
+        try:
+            page = ask_json(base + path, key=key)
+        except InputError:
+            continue
+        if isinstance(page, dict):
+            return page
+    return {}
+
+
+def counts_tokens(server: Server, prompt: dict[str, Any]) -> bool:
+    """Send one short request, as the load will be. Returns: does the server count tokens on every chunk?
+
+    Raises: InputError where it refuses the request or reports no usage: tokens are the server's to count.
+    """
+    where = f"{server.url}/v1/chat/completions"
+    for per_chunk in (True, False):
+        options = {"include_usage": True, **({"continuous_usage_stats": True} if per_chunk else {})}
+        body = {**prompt, "model": server.model, "max_tokens": PROBE_TOKENS, "stream": True, "stream_options": options}
+        try:
+            text = ask(where, body, timeout=PROBE_TIMEOUT_S, key=server.key)
+        except StatusError as error:
+            if per_chunk and error.status in (400, 422):
+                continue
+            raise
+        usages = [u for u in (_usage(line) for line in text.splitlines()) if u is not None]
+        if not usages:
+            raise InputError(
+                "reports no usage: there is no token count to go by",
+                where=where,
+                fix="a server that honours stream_options.include_usage",
+            )
+        return per_chunk and len(usages) > 1
+    raise InputError("refuses the request", where=where)
+
+
+def _usage(line: str) -> object:
+    try:
+        event = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}
+    except ValueError:
+        return None
+    return event.get("usage") if isinstance(event, dict) else None
+
+
+def flush_cache(server: Server) -> str:
+    """Empty the server's prefix cache. Returns: ``flushed``, or ``cannot be flushed``."""
+    for path in _FLUSHES:
+        try:
+            ask(server.url + path, method="POST", timeout=60.0, key=server.key)
+        except InputError:
+            continue
+        return "flushed"
+    return "cannot be flushed"

@@ -1,0 +1,1 @@
+"""Tasks: their problems, prompts, rules and sampling."""

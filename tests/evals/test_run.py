@@ -1,0 +1,281 @@
+"""Runs against a real HTTP server that answers as each test says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("inspect_ai")
+
+from tests.conftest import Outcome
+from tests.evals.answering import Reply, answering
+from truecast.evals.record import parse_record
+
+Cli = Callable[..., Outcome]
+pytestmark = pytest.mark.filterwarnings("ignore")  # inspect-ai and what it stands on warn
+TEMPLATE = "Q: {problem} Box it."
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> list[object]:
+    """Options of a contest of four sums."""
+    rows = [{"id": n, "problem": f"{n}+1", "answer": str(n + 1)} for n in range(1, 5)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "prompt.txt").write_text(TEMPLATE)
+    return [
+        *("--task", "aime25", "--data", tmp_path / "sums.jsonl", "--prompt", tmp_path / "prompt.txt"),
+        *("--out", tmp_path / "out", "--samples", 2, "--max-tokens", 50, "--json"),
+    ]
+
+
+def number(request: dict[str, Any]) -> int:
+    return int(request["messages"][-1]["content"].removeprefix("Q: ").partition("+")[0])
+
+
+def right(request: dict[str, Any]) -> Reply:
+    return Reply(f"It is \\boxed{{{number(request) + 1}}}.", reasoning="hm")
+
+
+def test_scores_what_came_and_counts_errors_apart(cli: Cli, sums: list[object], tmp_path: Path) -> None:
+    def says(request: dict[str, Any]) -> Reply:
+        match number(request), request["seed"]:
+            case 2, 1:
+                return Reply("", "length", 50, reasoning="endless")
+            case 3, _:
+                return Reply("\\boxed{7}")
+            case 4, 0:
+                return Reply("no such thing", status=404)
+            case 4, 1:
+                return Reply("\\boxed{5}", finish="abort")
+        return right(request)
+
+    with answering(says) as server:
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 1, outcome.err
+    record = outcome.json
+    assert record == json.loads((tmp_path / "out/aime25/eval.json").read_bytes())
+    parsed = parse_record(record, "here")
+    assert [len(p.samples) for p in parsed.problems.values()] == [2, 2, 2, 0]
+    found = record["scores"]
+    assert found["score"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found["bounds"] == [pytest.approx(0.5), pytest.approx(2 / 3)]
+    assert (found["errors"], found["answers"], found["truncated"], found["empty"]) == (2, 6, 1 / 6, 1 / 6)
+    assert (found["tokens"]["max"], found["tokens"]["budget"]) == (50, 50)
+    errors = [s["error"] for s in record["problems"][3]["samples"]]
+    assert "no such thing" in errors[0]
+    assert "finish_reason" in errors[1]
+    assert record["server"] | {"arguments": {}} == {
+        "engine": "vllm", "version": "0.1", "model": "toy", "arguments": {}, "max_total_tokens": None
+    }  # fmt: skip
+
+
+def test_it_goes_on_where_it_was_and_asks_errors_again(cli: Cli, sums: list[object], tmp_path: Path) -> None:
+    down = {3, 4}
+    with answering(lambda r: Reply("busy", status=400) if number(r) in down else right(r)) as server:
+        assert cli("eval", server.url, *sums).code == 1
+        before = len(server.asked)
+        down.clear()
+        again = cli("eval", server.url, *sums)
+        assert again.code == 0
+        assert sorted(number(r) for r in server.asked[before:]) == [3, 3, 4, 4]
+        with (tmp_path / "out/aime25/answers.jsonl").open("a") as file:
+            file.write('{"sample": "torn')
+        before = len(server.asked)
+        assert cli("eval", server.url, *sums).json["problems"] == again.json["problems"]
+        assert len(server.asked) == before
+        other = cli("eval", server.url, *sums, "--max-tokens", 60)
+    assert other.code == 3
+    assert "holds answers of a run with another settings.max_tokens; give another --out" in other.err
+
+
+def test_what_is_sent(cli: Cli, tmp_path: Path) -> None:
+    names = ["Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))]
+    lines = [",".join(names), *(f"What is {n}?,r{n},x{n},y{n},z{n}" for n in range(3))]
+    (tmp_path / "q.csv").write_text("\n".join(lines))
+    (tmp_path / "p.txt").write_text("{problem}\nEnd with Answer: LETTER")
+
+    def says(request: dict[str, Any]) -> Reply:
+        choices = request["messages"][0]["content"].splitlines()
+        letter = next(line[0] for line in choices if line[1:4] == ") r")
+        return Reply(f"Answer: {letter}")
+
+    with answering(says) as server:
+        options = (
+            "--data",
+            tmp_path / "q.csv",
+            "--prompt",
+            tmp_path / "p.txt",
+            "--out",
+            tmp_path / "out",
+            "--samples",
+            3,
+        )
+        outcome = cli("eval", server.url, "--task", "gpqa-diamond", *options, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["scores"]["score"] == 1
+    sent = {(r["seed"], r["temperature"], r.get("top_p"), r["max_tokens"]) for r in server.asked}
+    assert sent == {(0, 0.0, None, 65536), (1, 0.6, 0.95, 65536), (2, 0.6, 0.95, 65536)}
+    assert outcome.json["settings"]["sampling"] == [
+        {"seeds": "0", "temperature": 0.0}, {"seeds": "1-2", "temperature": 0.6, "top_p": 0.95}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply("wrong key", status=401), "wrong key"),
+        (Reply("Input is longer than the context of 100 tokens", status=400), "longer than the context of 100"),
+    ],
+)
+def test_nothing_answered_is_bad_input(cli: Cli, sums: list[object], tmp_path: Path, reply: Reply, words: str) -> None:
+    with answering(lambda request: reply) as server:
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 2
+    assert "nothing was answered: " in outcome.err
+    assert words in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "out/aime25/eval.json").exists()
+
+
+def test_no_usage(cli: Cli, sums: list[object]) -> None:
+    with answering(lambda request: Reply("\\boxed{2}", usage=None)) as server:
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 0
+    assert outcome.json["scores"]["tokens"] is None
+    assert any("reports no usage" in w for w in outcome.json["scores"]["warnings"])
+
+
+def test_a_server_that_is_not_there(cli: Cli, sums: list[object], tmp_path: Path) -> None:
+    outcome = cli("eval", "http://127.0.0.1:9", *sums)
+    assert outcome.code == 2
+    assert "127.0.0.1:9" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_task_of_inspect_by_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\nfrom inspect_ai.scorer import match\n"
+        "@task\ndef mine(word='hi'):\n"
+        "    return Task(dataset=[Sample(input=word, target='yes'), Sample(input='b', target='no')], scorer=match())\n"
+    )
+    with answering(lambda request: Reply("yes")) as server:
+        outcome = cli(
+            "eval", server.url, "--task", tmp_path / "mine.py", "--arg", "word=ho", "--out", tmp_path / "out", "--json"
+        )
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["scores"]["score"] == 0.5
+    assert outcome.json["task"]["arguments"] == {"word": "ho"}
+    assert {r["messages"][0]["content"] for r in server.asked} == {"ho", "b"}
+
+
+PARTS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.solver import solver
+
+@solver
+def twice():
+    async def solve(state, generate):
+        state = await generate(state)
+        return await generate(state)
+    return solve
+
+@scorer(metrics=[mean()])
+def each():
+    async def score(state, target):
+        return Score(value={f"{state.sample_id}.1": 1.0, f"{state.sample_id}.2": 0.0})
+    return score
+
+@task
+def parts():
+    return Task(dataset=[Sample(input="a", id="A"), Sample(input="b", id="B")], solver=twice(), scorer=each())
+"""
+
+
+def test_parts_of_a_sample_are_problems_of_its_cluster(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+
+    def says(request: dict[str, Any]) -> Reply:
+        return Reply("ok") if len(request["messages"]) == 1 else Reply("", "length", 77)
+
+    with answering(says) as server:
+        outcome = cli("eval", server.url, "--task", tmp_path / "parts.py@parts", "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0, outcome.err
+    record = outcome.json
+    assert [(p["id"], p["cluster"]) for p in record["problems"]] == [
+        ("A.1", "A"),
+        ("A.2", "A"),
+        ("B.1", "B"),
+        ("B.2", "B"),
+    ]
+    assert [p["samples"][0]["truncated"] for p in record["problems"]] == [False, True, False, True]
+    assert (record["scores"]["clusters"], record["scores"]["score"], record["scores"]["truncated"]) == (2, 0.5, 0.5)
+
+
+def test_a_prompt_longer_than_the_context_is_an_error_not_a_wrong_answer(cli: Cli, sums: list[object]) -> None:
+    long = Reply("too long for me", status=400, code="context_length_exceeded")
+    with answering(lambda request: long if number(request) == 2 else right(request)) as server:
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 1
+    assert outcome.json["scores"]["score"] == 1
+    assert "does not fit: too long for me" in outcome.json["problems"][1]["samples"][0]["error"]
+
+
+def test_a_server_that_goes_away_is_not_asked_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truecast.evals.running.RETRIES", 0)
+    rows = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(60)]
+    (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "prompt.txt").write_text(TEMPLATE)
+    with answering(lambda request: right(request) if number(request) < 5 else Reply("gone", status=503)) as server:
+        outcome = cli(
+            *("eval", server.url, "--task", "aime25", "--data", tmp_path / "many.jsonl", "--samples", 1, "--json"),
+            *("--prompt", tmp_path / "prompt.txt", "--out", tmp_path / "out", "--concurrency", 1),
+        )
+    assert outcome.code == 1
+    errors = [s["error"] for p in outcome.json["problems"] for s in p["samples"] if s["error"]]
+    assert len(errors) == 55
+    assert any("not asked" in error for error in errors)
+    assert len(server.asked) < 20
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_an_end_in_the_middle_changes_nothing(
+    cli: Cli,
+    sums: list[object],
+    tmp_path: Path,
+    command: Callable[..., list[str]],
+    environment: dict[str, str],
+    sent: signal.Signals,
+    code: int,
+) -> None:
+    def says(request: dict[str, Any]) -> Reply:
+        time.sleep(0.2)
+        return right(request) if number(request) < 4 else Reply("", "length", 50)
+
+    kept = tmp_path / "out/aime25/answers.jsonl"
+    with answering(says) as server:
+        torn = command("eval", server.url, *sums, "--concurrency", 1)
+        with subprocess.Popen(torn, env=environment, stdout=subprocess.DEVNULL) as process:
+            end = time.monotonic() + 100
+            while not (kept.exists() and kept.stat().st_size) and time.monotonic() < end:
+                time.sleep(0.01)
+            process.send_signal(sent)
+        assert process.returncode == code
+        before = kept.read_bytes().splitlines()
+        asked = len(server.asked)
+        after = cli("eval", server.url, *sums)
+        again = len(server.asked) - asked
+        whole = cli("eval", server.url, *sums, "--out", tmp_path / "whole")
+    assert 0 < len(before) < 8
+    assert again == 8 - len(before)
+    assert kept.read_bytes().splitlines()[: len(before)] == before
+    differ = {key for key, value in whole.json.items() if after.json[key] != value}
+    assert differ <= {"date", "command"}
