@@ -71,8 +71,9 @@ def test_relative_links_resolve(page: Path) -> None:
 
 @pytest.mark.parametrize(("page", "command"), commands())
 def test_command_lines_parse(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(command)[1:]
     try:
-        build_parser().parse_args(shlex.split(command)[1:])
+        build_parser(words).parse_args(words)
     except SystemExit:
         pytest.fail(f"{page}: `{command}` does not parse: {capsys.readouterr().err}")
 

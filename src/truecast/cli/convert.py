@@ -18,9 +18,6 @@ from truecast.convert.device import CHOICES
 from truecast.report.card import outcome_line, render_card
 from truecast.report.words import counted
 
-NAME = "convert"
-HELP = "Recast a checkpoint. Runs again after any interruption; the output is the same byte for byte."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
