@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.deployment.chat import bodies, chat_folder, starts, write_lines
-from benchmarks.deployment.servers import FORMATS, NotReadyError, command, environment, serving
+from benchmarks.deployment.servers import FORMATS, STREAMS, NotReadyError, command, environment, serving
 from benchmarks.deployment.table import RECORDS, records, table
 from benchmarks.sglang.__main__ import plug
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--steps", default=",".join(STEPS))
     parser.add_argument("--concurrency", default="8,20")
-    parser.add_argument("--requests", default="150", help="of a run")
+    parser.add_argument("--duration", default="15", help="seconds of a run after its warm-up")
     parser.add_argument("--runs", default="3", help="of a level")
     parser.add_argument("--samples", default="8", help="answers to a dialogue")
     parser.add_argument("--jit", type=Path, help="compiled kernels: TVM_FFI_CACHE_DIR")
@@ -64,7 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     plug(work / "plug")
-    made = {name: _checkpoint(name, options.checkpoint.resolve(), work) for name in formats}
+    with ThreadPoolExecutor(len(formats)) as pool:
+        made = dict(
+            zip(
+                formats,
+                pool.map(lambda name: _checkpoint(name, options.checkpoint.resolve(), work), formats),
+                strict=True,
+            )
+        )
     env = environment(options.site.resolve(), work, options.jit.resolve() if options.jit else None)
     lines = {
         name: command(name, chat_folder(made[name], work / f"chat-{name}"), options.port + 100 * i, options.eager)
@@ -100,7 +107,8 @@ def _measure(urls: dict[str, str], steps: Sequence[str], options: argparse.Names
         folder.mkdir(parents=True, exist_ok=True)
     fine = True
     if "eval" in steps:
-        asked = ("--task", "dialogues", "--data", DIALOGUES, "--samples", options.samples, "--concurrency", "20")
+        load = ("--samples", options.samples, "--concurrency", str(STREAMS))
+        asked = ("--task", "dialogues", "--data", DIALOGUES, *load)
         with ThreadPoolExecutor(len(urls)) as pool:
             runs = [
                 pool.submit(truecast, "eval", url, *asked, "--out", out[name] / "eval") for name, url in urls.items()
@@ -110,7 +118,7 @@ def _measure(urls: dict[str, str], steps: Sequence[str], options: argparse.Names
         prompts = write_lines(work / "prompts.jsonl", bodies(DIALOGUES))
         for name, url in urls.items():
             if not (out[name] / RECORDS["bench"]).exists():
-                load = ("--concurrency", options.concurrency, "--requests", options.requests, "--runs", options.runs)
+                load = ("--concurrency", options.concurrency, "--duration", options.duration, "--runs", options.runs)
                 asked = ("--prompts", prompts, *load, "--max-tokens", "200", "--temperature", "0")
                 fine &= truecast("bench", url, *asked, "--out", out[name] / "bench")
     if "kl" in steps or "exact" in steps:

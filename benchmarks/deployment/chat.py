@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -32,9 +33,10 @@ def chat_folder(checkpoint: Path, out: Path) -> Path:
 
 
 def bodies(dialogues: Path) -> Iterator[dict[str, Any]]:
-    """Each dialogue as a request's body, for ``truecast bench``."""
-    for line in dialogues.read_text().splitlines():
-        item = json.loads(line)
+    """Each dialogue as a request's body, for ``truecast bench``; in a fixed order that mixes the kinds, which the file
+    has one after another: a run that met one kind alone would not be steady."""
+    items = [json.loads(line) for line in dialogues.read_text().splitlines()]
+    for item in sorted(items, key=lambda item: hashlib.sha256(item["id"].encode()).digest()):
         body = {"messages": item["messages"], "chat_template_kwargs": {"thinking": item["thinking"]}}
         given = {"tools": item["tools"], "reasoning_effort": item["effort"]}
         yield body | {name: value for name, value in given.items() if value}
