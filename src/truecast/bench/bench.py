@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from truecast.bench.aiperf import LOG, Load, find_aiperf, run_load
+from truecast.bench.aiperf import LOG, Load, find_aiperf, run_load, version_of
 from truecast.bench.document import Options, finish_level, head
 from truecast.bench.figures import run_figures
 from truecast.bench.keep import claim_folder, keep_requests, write_document
@@ -33,12 +33,14 @@ def bench(
     With ``out`` the document is written after every run: what has finished is kept, whatever comes after.
     Raises: InputError (server, prompts, AIPerf), RefusedError (``out`` is in use), KeyboardInterrupt.
     """
-    bodies = read_prompts(prompts)
-    curve = None if options.single is None else curve_of(options.single)
+    read = read_prompts(prompts)
+    bodies = read.bodies
+    curve = None if options.single is None else curve_of(options.single, read.sha256, options.sampling)
     program = find_aiperf()
+    version = version_of(program)
     server = describe(url, options.model, options.key)
     server = replace(server, per_chunk=counts_tokens(server, bodies[0]))
-    document = head(server, prompts, bodies, options, command)
+    document = head(server, read, version, options, command)
     if out is not None:
         claim_folder(out)
     sent = 0
@@ -79,7 +81,7 @@ def _run(
         folder = Path(scratch)
         try:
             payloads = request_bodies(bodies, options.sampling, server.model, per_chunk=server.per_chunk)
-            requests = list(read_requests(run_load(program, load, payloads, folder, monitor.poll)))
+            requests = list(read_requests(run_load(program, load, payloads, folder, monitor.poll), server.context))
         except InputError:
             if out is not None and (folder / LOG).exists():
                 shutil.copy(folder / LOG, out / LOG)

@@ -22,8 +22,11 @@ COMPARED = ("stream", "stream_e2e", "aggregate", "ttft", "ttft_answer")
 CLAIMED = ("stream", "aggregate")
 """Figures that a margin is about."""
 
-_SAME = ("prompts", "sampling", "requests", "duration")
-_AGAIN = "give the bench.json that `truecast bench` wrote"
+_SAME = ("prompts.sha256", "sampling", "requests", "duration")
+"""What has to be the same on both sides; a file of prompts may have another name."""
+
+MOST_STREAMS = 10**9
+AGAIN = "give the bench.json that `truecast bench` wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,14 @@ class Load:
 def parse_bench(document: Mapping[str, Any], where: str) -> Load:
     """A document of ``truecast bench``. Raises: InputError naming the field that is missing or senseless."""
     if document.get("schema") != SCHEMA:
-        raise InputError(f"schema is not {SCHEMA}", where=where, fix=_AGAIN)
+        raise InputError(f"schema is not {SCHEMA}", where=where, fix=AGAIN)
+    if not isinstance(field_of(document, "prompts.sha256"), str):
+        raise _bad("is no text", where, "prompts.sha256")
     rates: dict[int, dict[str, tuple[float, ...]]] = {}
     for i, level in enumerate(_entries(document, "levels", where, "levels")):
         at = f"levels[{i}]"
         concurrency = level.get("concurrency")
-        if type(concurrency) is not int or concurrency < 1 or concurrency in rates:
+        if type(concurrency) is not int or concurrency < 1 or concurrency > MOST_STREAMS or concurrency in rates:
             raise _bad("is no whole number of at least 1, or came before", where, f"{at}.concurrency")
         runs = [
             _figures(run, where, f"{at}.runs[{j}]")
@@ -62,7 +67,7 @@ def compare_benches(a: Load, b: Load, margin: float | None = None) -> dict[str, 
     Raises: InputError where prompts, sampling or length of the runs differ, or no concurrency was measured on both sides.
     """
     for key in _SAME:
-        one, other = a.document.get(key), b.document.get(key)
+        one, other = field_of(a.document, key), field_of(b.document, key)
         if one != other:
             raise InputError(
                 f"{key} differ: {one!r:.80} against {other!r:.80}",
@@ -82,6 +87,14 @@ def compare_benches(a: Load, b: Load, margin: float | None = None) -> dict[str, 
         "equivalence": _equivalence(levels, margin),
         "warnings": list(_warnings(a, b, levels)),
     }
+
+
+def field_of(document: Mapping[str, Any], path: str) -> Any:
+    """The entry at a dotted path; ``None`` where there is none."""
+    found: Any = document
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def _level(concurrency: int, a: Load, b: Load) -> dict[str, Any]:
@@ -175,4 +188,4 @@ def _entries(parent: Mapping[str, Any], key: str, where: str, place: str) -> lis
 
 
 def _bad(problem: str, where: str, place: str) -> InputError:
-    return InputError(f"{place} {problem}", where=where, fix=_AGAIN)
+    return InputError(f"{place} {problem}", where=where, fix=AGAIN)

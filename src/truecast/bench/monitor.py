@@ -14,6 +14,8 @@ from truecast.bench.window import Window
 from truecast.errors import InputError
 
 SCRAPE_EVERY_S = 2.0
+_MOST = 1e18
+"""A counter above is none."""
 _GAUGES = {
     "sglang:spec_accept_length": "acceptance_length",
     "sglang:num_running_reqs": "running",
@@ -22,7 +24,11 @@ _GAUGES = {
     "vllm:num_requests_waiting": "queued",
 }
 _DRAFTS, _ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+([0-9.eE+-]+|NaN)", re.MULTILINE)
+_KNOWN = {*_GAUGES, _DRAFTS, _ACCEPTED}
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
+_ENGINE = re.compile(r'(?:^|,)(?:dp_rank|engine)="([^"]*)"')
+"""The label by which SGLang and vLLM tell engines apart that each have requests of their own."""
+_MEANS = ("sglang:spec_accept_length",)
 
 
 class Monitor:
@@ -79,9 +85,22 @@ class Monitor:
 
 
 def metrics_of(text: str) -> dict[str, float]:
-    """Values of Prometheus' text format by name; those of several labels (ranks) are the largest."""
-    values: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(text):
-        if value != "NaN":
-            values[name] = max(values.get(name, float("-inf")), float(value))
-    return values
+    """Values of the metrics that are known here, from Prometheus' text format.
+
+    Ranks of one engine tell the same: the largest is taken. Engines beside each other (data parallel) have requests of
+    their own: their sum is taken, of a mean length their mean.
+    """
+    engines: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, labels, text_value in _SAMPLE.findall(text):
+        if name in _KNOWN and (value := _finite(text_value)) is not None:
+            engine = (_ENGINE.findall(labels) or [""])[0]
+            engines[name][engine] = max(engines[name].get(engine, 0.0), value)
+    return {name: sum(values.values()) / (len(values) if name in _MEANS else 1) for name, values in engines.items()}
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < _MOST else None

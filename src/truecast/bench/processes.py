@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 LATER = 15
 """Niceness of what can wait."""
+_SENDS, _RECORDS = re.compile(r"aiperf worker_(?!manager)"), re.compile(r"aiperf records?_")
+"""Titles that AIPerf gives its processes."""
 
 
 def members(session: int) -> Iterator[tuple[int, str]]:
@@ -22,11 +25,16 @@ def members(session: int) -> Iterator[tuple[int, str]]:
                 )
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def worker_seconds(session: int) -> dict[int, tuple[float, float]]:
     """Seconds of CPU, used and waited for, by each process that sends requests."""
     seconds: dict[int, tuple[float, float]] = {}
     for pid, title in members(session):
-        if "worker" in title and "worker_manager" not in title:
+        if _SENDS.match(title):
             with suppress(OSError, ValueError):
                 used, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
                 seconds[pid] = int(used) / 1e9, int(waited) / 1e9
@@ -36,6 +44,6 @@ def worker_seconds(session: int) -> dict[int, tuple[float, float]]:
 def let_records_wait(session: int) -> None:
     """Give the processes that only write records down what CPU the sending ones leave."""
     for pid, title in members(session):
-        if "record" in title:
+        if _RECORDS.match(title):
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, pid, LATER)
