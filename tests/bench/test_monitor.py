@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from tests.bench.conftest import Serve
-from truecast.bench.monitor import Monitor, metrics_of
+from truecast.bench.monitor import DOWN, Monitor, metrics_of
 from truecast.bench.window import Window
+from truecast.errors import InputError
 
 ALWAYS = Window(0, 1e12)
 
@@ -58,3 +61,20 @@ def test_a_process_that_wants_more_than_it_gets_is_seen() -> None:
     monitor = Monitor("http://none.invalid")
     monitor._cpu = [(10.0, {7: (1.0, 0.0), 8: (0.0, 0.0)}), (20.0, {7: (3.0, 6.0), 8: (5.0, 0.5)})]
     assert monitor.client(ALWAYS) == {"used": pytest.approx(0.2), "waited": pytest.approx(0.6)}
+
+
+def polled(monitor: Monitor, times: int) -> None:
+    for _ in range(times):
+        monitor._next = 0.0
+        monitor.poll(-1)
+
+
+def test_a_server_that_has_gone_ends_the_load(serve: Serve) -> None:
+    """One that is only busy, or has no metrics, does not."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        gone = Monitor(f"http://127.0.0.1:{free.getsockname()[1]}")
+    polled(gone, DOWN - 1)
+    with pytest.raises(InputError, match=r"http://127\.0\.0\.1:\d+: went down while the load ran"):
+        polled(gone, 1)
+    polled(Monitor(serve(engine="plain").url), DOWN)

@@ -140,6 +140,34 @@ def test_a_server_that_cannot_be_measured(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("url", "text", "words"),
+    [
+        (
+            "http://127.0.0.1:9",
+            '{"prompt": "a"}',
+            "cannot be reached: [Errno 111] Connection refused; is the server up?",
+        ),
+        ("http://none.invalid", '{"prompt": "a"}', "cannot be reached"),
+        ("ftp://127.0.0.1", '{"prompt": "a"}', "is no http address"),
+        ("http://user:pass@127.0.0.1:9", '{"prompt": "a"}', "cannot be reached"),
+        ("http://127.0.0.1:9", "", "holds no prompt"),
+    ],
+)
+def test_nothing_to_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str, text: str, words: str
+) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text(text)
+    out = tmp_path / "out"
+    argv = ["bench", url, "--prompts", str(file), "--concurrency", "2", "--requests", "4", "--out", str(out)]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -31,6 +31,8 @@ READ_IN = "0.13"
 VERSION_S = 60.0
 DRAIN_S = 7 * 24 * 3600
 """Streams that run at the end of the duration are followed to their end, however long that takes."""
+STREAM_S = 6 * 3600
+"""A stream that goes on for longer is given up."""
 POLL_S = 0.5
 MIN_LOOKS_PER_S = 250
 LOOKS_PER_STREAM = 1
@@ -155,6 +157,7 @@ def configuration(load: Load, inputs: Path, tokenizer: Path, folder: Path) -> di
                 "urls": [load.url],
                 "type": "chat",
                 "streaming": True,
+                "timeout": STREAM_S,
                 "useServerTokenCount": True,
                 "headers": authorization(load.key),
             },

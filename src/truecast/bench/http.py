@@ -29,6 +29,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
+class DownError(InputError):
+    """Nothing listens at the address."""
+
+
 class StatusError(InputError):
     """The server answered with an error status."""
 
@@ -41,7 +45,10 @@ class StatusError(InputError):
 def ask(
     url: str, body: object = None, *, method: str | None = None, timeout: float = TIMEOUT_S, key: str | None = None
 ) -> str:
-    """Text of the answer. Raises: StatusError for an error status, InputError for a server that cannot be reached."""
+    """Text of the answer.
+
+    Raises: StatusError for an error status, DownError where nothing listens, InputError for any other answer that is none.
+    """
     headers = {"content-type": "application/json", **authorization(key)}
     data = None if body is None else json.dumps(body).encode()
     deadline = time.monotonic() + timeout
@@ -53,7 +60,8 @@ def ask(
         except urllib.error.HTTPError as error:
             status, said = error.code, _text(error, deadline)
     except urllib.error.URLError as error:
-        raise InputError(f"cannot be reached: {error.reason}", where=url, fix=_UP) from None
+        kind = DownError if isinstance(error.reason, ConnectionRefusedError) else InputError
+        raise kind(f"cannot be reached: {error.reason}", where=url, fix=_UP) from None
     except http.client.HTTPException as error:  # an answer that is no HTTP, or one that breaks off
         raise InputError(f"gives no whole answer: {error!r:.{SHOWN}}", where=url, fix=_UP) from None
     except (OSError, ValueError) as error:  # a reset, an address that is none

@@ -8,12 +8,14 @@ from collections import defaultdict
 
 import numpy as np
 
-from truecast.bench.http import ask
+from truecast.bench.http import DownError, ask
 from truecast.bench.processes import let_records_wait, worker_seconds
 from truecast.bench.window import Window
 from truecast.errors import InputError
 
 SCRAPE_EVERY_S = 2.0
+DOWN = 3
+"""Refused connections one after the other, after which the server has gone for good."""
 _MOST = 1e18
 """A counter above is none."""
 _GAUGES = {
@@ -39,9 +41,13 @@ class Monitor:
         self._cpu: list[tuple[float, dict[int, tuple[float, float]]]] = []
         self._metrics: list[tuple[float, dict[str, float]]] = []
         self._next = 0.0
+        self._refused = 0
 
     def poll(self, group: int) -> None:
-        """Take one sample of the processes of this session, and now and then of the server's metrics."""
+        """Take one sample of the processes of this session, and now and then of the server's metrics.
+
+        Raises: InputError where the server has gone down: a load that only collects refusals is not worth its time.
+        """
         now = time.time()
         let_records_wait(group)
         self._cpu.append((now, worker_seconds(group)))
@@ -49,7 +55,13 @@ class Monitor:
             self._next = now + SCRAPE_EVERY_S
             try:
                 self._metrics.append((now, metrics_of(ask(self._url, timeout=SCRAPE_EVERY_S, key=self._key))))
+                self._refused = 0
+            except DownError:
+                self._refused += 1
+                if self._refused >= DOWN:
+                    raise InputError("went down while the load ran", where=self._url.removesuffix("/metrics")) from None
             except InputError:
+                self._refused = 0
                 self._next = now + 30.0  # no metrics here, or none for now
 
     def client(self, window: Window) -> dict[str, float | None]:
