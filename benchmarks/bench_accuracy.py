@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,21 @@ LIMIT = 0.02
 DELAYS = ("ttft", "ttft_p99", "ttft_answer")
 CORES = 2
 """Of the client."""
+COLUMNS = (
+    "streams",
+    "window",
+    "requests",
+    "events/s",
+    "worst speed or count",
+    "off",
+    "worst delay",
+    "off",
+    "late by",
+    "server late, p99",
+    "sender's CPU",
+    "waits",
+    "send lag, p99",
+)
 
 
 def truth(log: list[dict[str, Any]], window: dict[str, float], concurrency: int) -> dict[str, float]:
@@ -117,13 +132,22 @@ def compared(level: int, seconds: float, behaviour: dict[str, Any]) -> tuple[flo
     by = run["figures"][delay] - true[delay]
     events = sum(run["window"]["start"] <= at <= run["window"]["end"] for s in log for at, _, _ in s["chunks"])
     used, waited = (run["client"][name] or 0.0 for name in ("used", "waited"))
-    print(
-        f"{level:7d}{run['window']['seconds']:7.0f} s{run['requests']['finished_in_window']:6d}"
-        f"{events / run['window']['seconds']:10,.0f}   {speed:16}{off[speed]:+8.2%}   {delay:12}{off[delay]:+8.2%}"
-        f"{by * 1000:+8.1f} ms{late[-len(late) // 100] * 1000:10.1f} ms{used:8.0%}{waited:8.0%}"
-        f"{run['send_lag_p99'] * 1000:8.0f} ms",
-        flush=True,
+    row = (
+        level,
+        f"{run['window']['seconds']:.0f} s",
+        run["requests"]["finished_in_window"],
+        f"{events / run['window']['seconds']:,.0f}",
+        speed,
+        f"{off[speed]:+.2%}",
+        delay,
+        f"{off[delay]:+.2%}",
+        f"{by * 1000:+.1f} ms",
+        f"{late[-len(late) // 100] * 1000:.1f} ms",
+        f"{used:.0%}",
+        f"{waited:.0%}",
+        f"{run['send_lag_p99'] * 1000:.0f} ms",
     )
+    print(_line(row), flush=True)
     for line in document["levels"][0]["faults"]:
         print("        does not stand:", line)
     return abs(off[speed]), abs(off[worst])
@@ -132,10 +156,11 @@ def compared(level: int, seconds: float, behaviour: dict[str, Any]) -> tuple[flo
 def heading() -> None:
     """Print who runs where, and the names of the columns."""
     print(described(os.sched_getaffinity(0), CORES))
-    print(
-        "streams   window  done  events/s   worst speed, count     off   worst delay      off"
-        "              server late p99  client uses  waits  send lag p99"
-    )
+    print(_line(COLUMNS), flush=True)
+
+
+def _line(cells: Sequence[object]) -> str:
+    return "  ".join(f"{cell!s:>{max(8, len(name))}}" for cell, name in zip(cells, COLUMNS, strict=True))
 
 
 def main(argv: list[str]) -> int:
