@@ -76,6 +76,17 @@ def test_other_load_is_no_comparison(key: str) -> None:
         compare_benches(a, b)
 
 
+def test_another_cache_or_another_way_of_counting_is_told() -> None:
+    levels = [{"concurrency": 20, "runs": [{"figures": {"stream": 1.0}, "cache": {"before": "kept"}}] * 2}]
+    flushed = [{"concurrency": 20, "runs": [{"figures": {"stream": 1.0}, "cache": {"before": "flushed"}}] * 2}]
+    a = parse_bench(document(A, levels=levels, server={"per_chunk": True}), "a.json")
+    b = parse_bench(document(A, levels=flushed, server={"per_chunk": False}), "b.json")
+    told = " / ".join(compare_benches(a, b)["warnings"])
+    assert "the prefix cache before a run: A kept, B flushed" in told
+    assert "only one server counted the tokens of each chunk" in told
+    assert compare_benches(a, a)["warnings"] == []
+
+
 def test_a_file_of_prompts_is_known_by_its_bytes_not_by_its_name() -> None:
     renamed = {"file": "copy.jsonl", "sha256": "ab", "prompts": 60, "distinct": 60}
     a, b = parse_bench(document(A), "a.json"), parse_bench(document(B, prompts=renamed), "b.json")

@@ -196,6 +196,16 @@ def test_without_aiperf(
 
 
 @pytest.mark.usefixtures("with_stand_in")
+def test_no_room_for_temporary_files(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    argv = ["bench", serve(**QUICK).url, "--prompts", prompts(tmp_path), "--concurrency", "2", "--requests", "4"]
+    assert main(argv) == 3
+    assert "none: cannot be written: No such file or directory; TMPDIR" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("with_stand_in")
 def test_aiperf_that_breaks_off(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from truecast.bench.replicas import curve_of
 from truecast.bench.server import Server, counts_tokens, describe, flush_cache
 from truecast.bench.stream import Request, read_requests
 from truecast.bench.window import Window
-from truecast.errors import InputError
+from truecast.errors import InputError, RefusedError
 
 Tell = Callable[[str], None]
 
@@ -77,15 +78,15 @@ def _run(
     load = Load(server.url, server.model, concurrency, options.requests, options.duration, server.key)
     monitor = Monitor(server.url, server.key)
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    with tempfile.TemporaryDirectory(prefix="truecast-bench-") as scratch:
-        folder = Path(scratch)
-        try:
-            payloads = request_bodies(bodies, options.sampling, server.model, per_chunk=server.per_chunk)
-            requests = list(read_requests(run_load(program, load, payloads, folder, monitor.poll), server.context))
-        except InputError:
-            if out is not None and (folder / LOG).exists():
-                shutil.copy(folder / LOG, out / LOG)
-            raise
+    payloads = request_bodies(bodies, options.sampling, server.model, per_chunk=server.per_chunk)
+    try:
+        with tempfile.TemporaryDirectory(prefix="truecast-bench-") as scratch, _log_kept(Path(scratch), out):
+            records = run_load(program, load, payloads, Path(scratch), monitor.poll)
+            requests = list(read_requests(records, server.context))
+    except OSError as error:
+        where = f"temporary files in {tempfile.tempdir or 'the usual places'}"
+        fix = "TMPDIR names another place"
+        raise RefusedError(f"cannot be written: {error.strerror}", where=where, fix=fix) from None
     if all(r.error is not None for r in requests):
         said = requests[0].error if requests else "none was sent"
         raise InputError(f"every request failed: {said}", where=server.url)
@@ -93,3 +94,14 @@ def _run(
     window = Window(run["window"]["start"], run["window"]["end"])
     run["cache"]["before"] = cache
     return {"date": began, **run, "client": monitor.client(window), "server": monitor.server(window)}, requests
+
+
+@contextmanager
+def _log_kept(folder: Path, out: Path | None) -> Iterator[None]:
+    """Context of a load in ``folder``: where it breaks off, AIPerf's log goes to ``out``."""
+    try:
+        yield
+    except InputError:
+        if out is not None and (folder / LOG).exists():
+            shutil.copy(folder / LOG, out / LOG)
+        raise

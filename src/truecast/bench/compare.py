@@ -165,8 +165,17 @@ def _warnings(a: Load, b: Load, levels: list[dict[str, Any]]) -> Iterator[str]:
         yield f"measured on one side only, left out: concurrency {', '.join(map(str, left))}"
     if a.document.get("replicas", 1) != b.document.get("replicas", 1):
         yield "the numbers of replicas differ"
+    if (one := _caches(a)) != (other := _caches(b)):
+        yield f"the prefix cache before a run: A {', '.join(one)}, B {', '.join(other)}"
+    if field_of(a.document, "server.per_chunk") != field_of(b.document, "server.per_chunk"):
+        yield "only one server counted the tokens of each chunk: the other's are spread evenly, which shifts `stream`"
     if any(f["interval"] is None for level in levels for f in level["figures"].values()):
         yield "one run on each side: no interval, because the spread between runs cannot be seen"
+
+
+def _caches(load: Load) -> list[str]:
+    """What was done with the prefix cache before the runs, each once."""
+    return sorted({str(field_of(run, "cache.before")) for level in load.document["levels"] for run in level["runs"]})
 
 
 def _figures(run: Mapping[str, Any], where: str, place: str) -> dict[str, float]:
