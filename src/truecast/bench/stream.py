@@ -160,8 +160,12 @@ def _chunks(
 
 
 def _adds_up(running: list[int], output: int | None) -> bool:
-    """Do the counts only grow, and to no more than the final one, which is what is gone by?"""
-    return running == sorted(running) and (output is None or running[-1] <= output)
+    """Do the counts only grow, and to no more than the final one, which is what is gone by?
+
+    A server may give the same count on every chunk: that of the prompt alone, or its final one.
+    """
+    grows = len(running) < 2 or running[-1] > running[0]
+    return grows and running == sorted(running) and (output is None or running[-1] <= output)
 
 
 def _count(usage: object, key: str) -> int | None:
