@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.bench.http import server_message
+from truecast.bench.usage import adds_up, cached_in, count_in, reasoning_in, unlikely
 from truecast.errors import InputError
 
 F64 = NDArray[np.float64]
 REASONING, ANSWER, TOOL = 0, 1, 2
 """Channels of a chunk."""
+SHOWN_FINISH = 40
+"""Characters of a reason to finish."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,16 @@ class Request:
     """Why this request does not count; ``None`` for one that finished."""
 
 
-def read_requests(path: Path) -> Iterator[Request]:
-    """The requests of one file of AIPerf's raw records, in its order. Raises: InputError naming the line."""
+def read_requests(path: Path, context: int | None = None) -> Iterator[Request]:
+    """The requests of one file of AIPerf's raw records, in its order. ``context``: the model's, if it is known.
+
+    Raises: InputError naming the line.
+    """
     try:
         with path.open(encoding="utf-8") as lines:
             for i, line in enumerate(lines, 1):
                 try:
-                    yield request_of(json.loads(line))
+                    yield request_of(json.loads(line), context)
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     where = f"{path}, line {i}"
                     raise InputError(f"is no raw record of AIPerf: {error!r}", where=where) from None
@@ -65,8 +71,8 @@ def read_requests(path: Path) -> Iterator[Request]:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
 
 
-def request_of(record: Mapping[str, Any]) -> Request:
-    """One raw record. Raises: KeyError, ValueError, TypeError, AttributeError for what is none."""
+def request_of(record: Mapping[str, Any], context: int | None = None) -> Request:
+    """One raw record: what the server sent may be anything. Raises: KeyError, ValueError, TypeError, AttributeError."""
     about = record["metadata"]
     started = int(about["request_start_ns"])
     chunks: list[tuple[int, int | None, int]] = []  # perf_ns, running count, channel
@@ -74,19 +80,21 @@ def request_of(record: Mapping[str, Any]) -> Request:
     finish, error, finished_at = None, None, 0
     for message in record["responses"]:
         at = started + int(message["perf_ns"]) - int(record["start_perf_ns"])
-        for event in _events(message):
-            error = error or _error_of(event)
-            usage = event.get("usage") or usage
-            running = _count(event.get("usage"), "completion_tokens")
-            for choice in event.get("choices") or ():
-                channel = channel_of(choice.get("delta") or {})
-                if channel is not None:
-                    chunks.append((at, running, channel))
-                if choice.get("finish_reason"):
-                    finish, finished_at = str(choice["finish_reason"]), at
-    output = _count(usage, "completion_tokens") if finish else None
+        try:
+            for event in _events(message):
+                error = error or _error_of(event)
+                now = _mapping(event.get("usage"))
+                usage = now or usage
+                for choice in map(_mapping, event.get("choices") or ()):
+                    channel = channel_of(_mapping(choice.get("delta")))
+                    if channel is not None:
+                        chunks.append((at, count_in(now, "completion_tokens"), channel))
+                    if choice.get("finish_reason"):
+                        finish, finished_at = str(choice["finish_reason"])[:SHOWN_FINISH], at
+        except (ValueError, TypeError, RecursionError):
+            error = error or "sent an event that is no chunk of a chat completion"
+    output = count_in(usage, "completion_tokens") if finish else None
     times, tokens, channels, counted = _chunks(chunks, output, finished_at)
-    details = usage.get("completion_tokens_details") or {}
     return Request(
         warmup=about["benchmark_phase"] == "warmup",
         issued=int(about["credit_issued_ns"]) / 1e9,
@@ -97,11 +105,11 @@ def request_of(record: Mapping[str, Any]) -> Request:
         channels=channels,
         counted=counted,
         output=output,
-        prompt=_count(usage, "prompt_tokens"),
-        cached=_count(usage.get("prompt_tokens_details"), "cached_tokens"),
-        reasoning=_count(usage, "reasoning_tokens", _count(details, "reasoning_tokens")),
+        prompt=count_in(usage, "prompt_tokens"),
+        cached=cached_in(usage),
+        reasoning=reasoning_in(usage, output),
         finish=finish,
-        error=error or _failure(record, finish, output),
+        error=error or _failure(record, finish, output) or unlikely(output, len(chunks), context),
     )
 
 
@@ -124,15 +132,22 @@ def _events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield event
 
 
+def _mapping(value: object) -> Mapping[str, Any]:
+    """An object of the server's JSON, empty for ``null``. Raises: TypeError for anything else."""
+    if value is not None and not isinstance(value, dict):
+        raise TypeError("no object")
+    return value or {}
+
+
 def _chunks(
     chunks: list[tuple[int, int | None, int]], output: int | None, finished_at: int
 ) -> tuple[F64, F64, NDArray[np.int8], bool]:
     """Times, tokens and channels of the chunks, and whether the tokens are counted rather than spread."""
     times = [at / 1e9 for at, _, _ in chunks]
     channels = [channel for _, _, channel in chunks]
-    counted = bool(chunks) and all(running is not None for _, running, _ in chunks)
+    running = [r for _, r, _ in chunks if r is not None]
+    counted = bool(chunks) and len(running) == len(chunks) and adds_up(running, output)
     if counted:
-        running = [int(r or 0) for _, r, _ in chunks]
         if output is not None and output > running[-1]:  # the end token has no text: it came with the finish
             running.append(output)
             times.append(max(finished_at / 1e9, times[-1]))
@@ -141,11 +156,6 @@ def _chunks(
     else:
         tokens = np.full(len(chunks), (output or 0) / max(1, len(chunks)))
     return np.array(times), tokens, np.array(channels, dtype=np.int8), counted
-
-
-def _count(usage: Any, key: str, default: int | None = None) -> int | None:
-    value = usage.get(key) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and value >= 0 else default
 
 
 def _error_of(event: Mapping[str, Any]) -> str | None:
