@@ -231,7 +231,7 @@ def test_a_prompt_longer_than_the_context_is_an_error_not_a_wrong_answer(cli: Cl
 
 def test_a_server_that_goes_away_is_not_asked_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truecast.evals.running.RETRIES", 0)
-    rows = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(60)]
+    rows = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(24)]
     (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "prompt.txt").write_text(TEMPLATE)
     with answering(lambda request: right(request) if number(request) < 5 else Reply("gone", status=503)) as server:
@@ -241,41 +241,41 @@ def test_a_server_that_goes_away_is_not_asked_on(cli: Cli, tmp_path: Path, monke
         )
     assert outcome.code == 1
     errors = [s["error"] for p in outcome.json["problems"] for s in p["samples"] if s["error"]]
-    assert len(errors) == 55
+    assert len(errors) == 19
     assert any("not asked" in error for error in errors)
-    assert len(server.asked) < 20
+    assert len(server.asked) < 18
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_an_end_in_the_middle_changes_nothing(
-    cli: Cli,
-    sums: list[object],
-    tmp_path: Path,
-    command: Callable[..., list[str]],
-    environment: dict[str, str],
-    sent: signal.Signals,
-    code: int,
+    cli: Cli, sums: list[object], tmp_path: Path, command: Callable[..., list[str]], environment: dict[str, str]
 ) -> None:
     def says(request: dict[str, Any]) -> Reply:
-        time.sleep(0.2)
+        time.sleep(0.1)
         return right(request) if number(request) < 4 else Reply("", "length", 50)
 
     kept = tmp_path / "out/aime25/answers.jsonl"
+
+    def lines() -> list[bytes]:
+        return kept.read_bytes().splitlines() if kept.exists() else []
+
+    before: list[bytes] = []
     with answering(says) as server:
         torn = command("eval", server.url, *sums, "--concurrency", 1)
-        with subprocess.Popen(torn, env=environment, stdout=subprocess.DEVNULL) as process:
-            end = time.monotonic() + 100
-            while not (kept.exists() and kept.stat().st_size) and time.monotonic() < end:
-                time.sleep(0.01)
-            process.send_signal(sent)
-        assert process.returncode == code
-        before = kept.read_bytes().splitlines()
+        for sent, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
+            with subprocess.Popen(torn, env=environment, stdout=subprocess.DEVNULL) as process:
+                end = time.monotonic() + 100
+                while len(lines()) <= len(before) and time.monotonic() < end:
+                    time.sleep(0.05)
+                process.send_signal(sent)
+            assert process.returncode == code
+            assert lines()[: len(before)] == before
+            before = lines()
         asked = len(server.asked)
         after = cli("eval", server.url, *sums)
         again = len(server.asked) - asked
         whole = cli("eval", server.url, *sums, "--out", tmp_path / "whole")
-    assert 0 < len(before) < 8
+    assert 2 <= len(before) < 8
     assert again == 8 - len(before)
-    assert kept.read_bytes().splitlines()[: len(before)] == before
+    assert lines()[: len(before)] == before
     differ = {key for key, value in whole.json.items() if after.json[key] != value}
     assert differ <= {"date", "command"}
