@@ -23,7 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_held_out_dialogues(
     command: Callable[..., list[str]], environment: dict[str, str], cli: Callable[..., Outcome], tmp_path: Path
 ) -> None:
-    items = {(item := json.loads(line))["id"]: line for line in (NANO / "heldout_dialogues.jsonl").open()}
+    lines = (NANO / "heldout_dialogues.jsonl").read_text().splitlines(keepends=True)
+    items = {json.loads(line)["id"]: line for line in lines}
     asked = [items["add-low-000"], items["echo-none-010"]]  # both modes, short: 45 ms of a CPU a token
     (tmp_path / "items.jsonl").write_text("".join(asked))
     arguments = command("serve-reference", NANO / "checkpoint", "--port", 0, "--device", "cpu", "--json")
