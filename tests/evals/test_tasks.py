@@ -24,7 +24,7 @@ HELD_OUT = Path(__file__).parents[2] / "examples" / "nano_k3" / "heldout_dialogu
 def test_aime_of_the_package(task: str, name: str, count: int) -> None:
     found = find_task(task)
     assert (found.name, len(found.dataset), found.samples, found.max_tokens) == (name, count, 8, 65536)
-    assert all(str(s.target).isdigit() and "\\boxed{}" in str(s.input) for s in found.dataset)
+    assert all(str(s.target).isdigit() and "\\boxed{}" in s.input[-1].text for s in found.dataset)
     assert found.identity["data"][name]["rows"] == count
 
 
@@ -51,7 +51,7 @@ def test_gpqa_is_asked_in_the_order_and_words_of_nemo_skills(tmp_path: Path) -> 
         choices = [row[key] for key in keys]
         random.shuffle(choices)
         listed = "\n".join(f"{letter}) {text}" for letter, text in zip("ABCD", choices, strict=True))
-        assert str(sample.input).endswith(f"\n\n{row['Question'].strip()}\n\n{listed}")
+        assert sample.input[-1].text.endswith(f"\n\n{row['Question'].strip()}\n\n{listed}")
         assert choices["ABCD".index(str(sample.target))] == row["Correct Answer"]
     assert {found.sampling(seed)["temperature"] for seed in range(3)} == {0.0, 0.6}
 

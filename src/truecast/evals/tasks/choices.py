@@ -39,7 +39,7 @@ def gpqa_diamond(data: Path | None, prompt: Path | None) -> Definition:
     samples = []
     for number, row in enumerate(rows.rows):
         problem, letter = _question(row, number, rows.source, order)
-        samples.append(Sample(id=id_of(row, number, NAME), input=words.filled(problem), target=letter))
+        samples.append(Sample(id=id_of(row, number, NAME), input=words.messages(problem=problem), target=letter))
     checked([str(sample.id) for sample in samples], rows.source)
     identity = {"name": NAME, "data": rows.identity, "prompt": words.identity, "rules": "NeMo-Skills multichoice"}
     return Definition(NAME, identity, samples, generate, letter_said, greedy_first, 1, MAX_TOKENS)

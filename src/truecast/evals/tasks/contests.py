@@ -61,7 +61,7 @@ def contests(task: str, data: Sequence[Path], prompt: Path | None) -> Definition
         for number, row in enumerate(rows.rows)
     ]
     for sample in samples:
-        sample.input = words.filled(str(sample.input))
+        sample.input = words.messages(problem=str(sample.input))
     checked([str(sample.id) for sample in samples], " and ".join(rows.source for rows in found))
     sources = {name: rows.identity for name, rows in zip(names, found, strict=True)}
     name = "+".join(names)
