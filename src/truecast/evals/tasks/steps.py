@@ -18,6 +18,7 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from truecast.errors import InputError
+from truecast.evals.content import content_of
 from truecast.evals.tasks.data import packaged
 from truecast.evals.tasks.definition import Definition
 from truecast.evals.tasks.prompt import Prompt
@@ -69,7 +70,7 @@ def each_step(prompt: Prompt, given: Mapping[str, str]) -> Solver:
             code = given.get(step["step_number"])
             if code is None:
                 state.output = await get_model().generate(prompt.messages(**asked(state.metadata, done)))
-                code = script(state.output.completion)
+                code = script(content_of(state.output))
             done.append(code)
             state.messages.append(ChatMessageAssistant(content=f"```python\n{code}\n```"))
         return state
