@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -32,7 +32,10 @@ class Reply:
 
 @dataclass
 class Answering:
+    """``asked``: every request's body. ``says`` may be exchanged under way."""
+
     url: str
+    says: Callable[[dict[str, Any]], Reply]
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -54,7 +57,7 @@ def _body(reply: Reply) -> dict[str, Any]:
 
 @contextmanager
 def answering(says: Callable[[dict[str, Any]], Reply]) -> Iterator[Answering]:
-    """Serve until the context ends; every request's body is kept in ``asked``."""
+    """Serve until the context ends; ``says`` answers each request."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -68,7 +71,8 @@ def answering(says: Callable[[dict[str, Any]], Reply]) -> Iterator[Answering]:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if breaks else body)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a client that was killed
+                self.wfile.write(body[: len(body) // 2] if breaks else body)
             self.close_connection = self.close_connection or breaks
 
         def do_GET(self) -> None:
@@ -82,11 +86,11 @@ def answering(says: Callable[[dict[str, Any]], Reply]) -> Iterator[Answering]:
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             running.asked.append(request)
-            reply = says(request)
+            reply = running.says(request)
             self._send(reply.status, _body(reply) if reply.body is None else reply.body, reply.breaks)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running = Answering(f"http://127.0.0.1:{server.server_port}")
+    running = Answering(f"http://127.0.0.1:{server.server_port}", says)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -308,33 +309,38 @@ def test_a_server_that_goes_away_is_not_asked_on(cli: Cli, tmp_path: Path, monke
 def test_an_end_in_the_middle_changes_nothing(
     cli: Cli, sums: list[object], tmp_path: Path, command: Callable[..., list[str]], environment: dict[str, str]
 ) -> None:
-    def says(request: dict[str, Any]) -> Reply:
-        time.sleep(0.1)
-        return right(request) if number(request) < 4 else Reply("", "length", 50)
-
-    kept = tmp_path / "out/aime25/answers.jsonl"
+    kept, stops = tmp_path / "out/aime25/answers.jsonl", [0]
 
     def lines() -> list[bytes]:
         return kept.read_bytes().splitlines() if kept.exists() else []
 
-    before: list[bytes] = []
-    with answering(says) as server:
-        torn = command("eval", server.url, *sums, "--concurrency", 1)
-        for sent, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
-            with subprocess.Popen(torn, env=environment, stdout=subprocess.DEVNULL) as process:
-                end = time.monotonic() + 100
-                while len(lines()) <= len(before) and time.monotonic() < end:
-                    time.sleep(0.05)
-                process.send_signal(sent)
-            assert process.returncode == code
-            assert lines()[: len(before)] == before
-            before = lines()
+    with answering(lambda request: Reply()) as server:
+
+        def says(request: dict[str, Any]) -> Reply:
+            time.sleep(0.1)
+            if len(server.asked) == stops[0]:
+                os.kill(os.getpid(), signal.SIGINT)
+            return right(request) if number(request) < 4 else Reply("", "length", 50)
+
+        server.says = says
+        with subprocess.Popen(
+            command("eval", server.url, *sums, "--concurrency", 1), env=environment, stdout=subprocess.DEVNULL
+        ) as process:
+            while not lines() and process.poll() is None:
+                time.sleep(0.02)
+            process.kill()
+        killed = lines()
+        assert 0 < len(killed) < 5
+        stops[0] = len(server.asked) + 3
+        assert cli("eval", server.url, *sums, "--concurrency", 1).code == 130
+        interrupted = lines()
+        assert interrupted[:1] == killed
         asked = len(server.asked)
         after = cli("eval", server.url, *sums)
         again = len(server.asked) - asked
         whole = cli("eval", server.url, *sums, "--out", tmp_path / "whole")
-    assert 2 <= len(before) < 8
-    assert again == 8 - len(before)
-    assert lines()[: len(before)] == before
+    assert len(killed) < len(interrupted) < 8
+    assert again == 8 - len(interrupted)
+    assert lines()[: len(interrupted)] == interrupted
     differ = {key for key, value in whole.json.items() if after.json[key] != value}
     assert differ <= {"date", "command"}
