@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Reply:
-    """``usage``: output tokens; None leaves it out. ``status`` other than 200: an error with ``content`` as message."""
+    """``usage``: output tokens; None leaves it out. ``status`` other than 200: an error with ``content`` as message.
+
+    ``calls``: names of functions called."""
 
     content: str = ""
     finish: str | None = "stop"
@@ -21,11 +23,19 @@ class Reply:
     status: int = 200
     reasoning: str | None = None
     code: str | None = None
+    calls: tuple[str, ...] = ()
+    body: bytes | None = None
+    """Sent instead, as it is."""
+    breaks: bool = False
+    """The connection ends before the body does."""
 
 
 @dataclass
 class Answering:
+    """``asked``: every request's body. ``says`` may be exchanged under way."""
+
     url: str
+    says: Callable[[dict[str, Any]], Reply]
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -34,7 +44,10 @@ def _body(reply: Reply) -> dict[str, Any]:
         return {
             "error": {"message": reply.content, "type": "invalid_request_error", "code": reply.code or reply.status}
         }
-    message = {"role": "assistant", "content": reply.content, "reasoning_content": reply.reasoning}
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "reasoning_content": reply.reasoning}
+    if reply.calls:
+        function = [{"name": name, "arguments": "{}"} for name in reply.calls]
+        message["tool_calls"] = [{"id": f["name"], "type": "function", "function": f} for f in function]
     choice = {"index": 0, "message": message, "finish_reason": reply.finish}
     body: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 1, "model": "toy", "choices": [choice]}
     if reply.usage is not None:
@@ -44,7 +57,7 @@ def _body(reply: Reply) -> dict[str, Any]:
 
 @contextmanager
 def answering(says: Callable[[dict[str, Any]], Reply]) -> Iterator[Answering]:
-    """Serve until the context ends; every request's body is kept in ``asked``."""
+    """Serve until the context ends; ``says`` answers each request."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -52,13 +65,15 @@ def answering(says: Callable[[dict[str, Any]], Reply]) -> Iterator[Answering]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-        def _send(self, status: int, document: Any) -> None:
-            body = json.dumps(document).encode()
+        def _send(self, status: int, document: Any, breaks: bool = False) -> None:
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a client that was killed
+                self.wfile.write(body[: len(body) // 2] if breaks else body)
+            self.close_connection = self.close_connection or breaks
 
         def do_GET(self) -> None:
             if self.path == "/v1/models":
@@ -71,11 +86,11 @@ def answering(says: Callable[[dict[str, Any]], Reply]) -> Iterator[Answering]:
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             running.asked.append(request)
-            reply = says(request)
-            self._send(reply.status, _body(reply))
+            reply = running.says(request)
+            self._send(reply.status, _body(reply) if reply.body is None else reply.body, reply.breaks)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running = Answering(f"http://127.0.0.1:{server.server_port}")
+    running = Answering(f"http://127.0.0.1:{server.server_port}", says)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

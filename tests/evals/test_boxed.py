@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 
 import pytest
 
@@ -30,6 +31,18 @@ CASES = [
     ("\\pi/4", "\\frac{\\pi}{4}", True),
     ("2^{10}", "1024", True),
     ("yes", "no", False),
+    ("70", "\uff17\uff10", False),
+    ("70", "+70", True),
+    ("0", "-0", True),
+    ("7", "-007", False),
+    ("70", "70.0", True),
+    ("70", "70\\text{ cm}", True),
+    ("70", "n = 70", True),
+    ("70", "70, 5", False),
+    ("70", "70 or 5", False),
+    ("1000", "1{,}000", True),
+    ("70", "\\boxed{70}", True),
+    ("\\frac{1}{2}", "\\{\\frac{1}{2}\\}", True),
 ]
 
 
@@ -58,10 +71,20 @@ def test_the_rules_are_those_of_nemo_skills(wanted: str, given: str, right: bool
         ("none", None),
         ("\\boxed{1} but \\boxed{", None),
         ("\\boxed{}", ""),
+        ("\\boxed{\\text{a {b} c}} and }", "\\text{a {b} c}"),
+        ("\\boxed{1} \\boxed {2}", None),
     ],
 )
 def test_last_boxed(text: str, found: str | None) -> None:
     assert last_boxed(text) == found
+
+
+@pytest.mark.parametrize("given", ["9" * 5_000, "1" * 100_000, "x" * 100_000, "1" * 50_000 + "\\%", "(" * 100_000])
+def test_a_model_that_repeats_itself_is_wrong_at_once(given: str) -> None:
+    began = time.process_time()
+    assert not equal("70", given)
+    assert equal(given, given)
+    assert time.process_time() - began < 2
 
 
 def test_no_box_is_wrong() -> None:

@@ -24,7 +24,7 @@ HELD_OUT = Path(__file__).parents[2] / "examples" / "nano_k3" / "heldout_dialogu
 def test_aime_of_the_package(task: str, name: str, count: int) -> None:
     found = find_task(task)
     assert (found.name, len(found.dataset), found.samples, found.max_tokens) == (name, count, 8, 65536)
-    assert all(str(s.target).isdigit() and "\\boxed{}" in str(s.input) for s in found.dataset)
+    assert all(str(s.target).isdigit() and "\\boxed{}" in s.input[-1].text for s in found.dataset)
     assert found.identity["data"][name]["rows"] == count
 
 
@@ -51,7 +51,7 @@ def test_gpqa_is_asked_in_the_order_and_words_of_nemo_skills(tmp_path: Path) -> 
         choices = [row[key] for key in keys]
         random.shuffle(choices)
         listed = "\n".join(f"{letter}) {text}" for letter, text in zip("ABCD", choices, strict=True))
-        assert str(sample.input).endswith(f"\n\n{row['Question'].strip()}\n\n{listed}")
+        assert sample.input[-1].text.endswith(f"\n\n{row['Question'].strip()}\n\n{listed}")
         assert choices["ABCD".index(str(sample.target))] == row["Correct Answer"]
     assert {found.sampling(seed)["temperature"] for seed in range(3)} == {0.0, 0.6}
 
@@ -71,6 +71,44 @@ def test_gpqa_is_asked_in_the_order_and_words_of_nemo_skills(tmp_path: Path) -> 
 )
 def test_letter(reply: str, letter: str | None) -> None:
     assert letter_of(reply) == letter
+
+
+LETTERS = [
+    "", " ", "\n", "A", "B", "C", "d", "Answer:", "Answer: ", "**Answer:** ", "The final answer is ", "\\boxed{", "}", "(", "x",
+    "\u0628", "\u0985", "\uff24", "_", ".", ":", "\\text{",
+]  # fmt: skip
+
+
+@SGL_EVAL
+def test_letters_are_those_of_nemo_skills(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    from sgl_eval._vendored.nemo_skills.evaluator.mcq import eval_mcq
+
+    chosen = random.Random(0)
+    replies = ["".join(chosen.choice(LETTERS) for _ in range(chosen.randint(1, 9))) for _ in range(3000)]
+    rows = [json.dumps({"generation": reply, "expected_answer": "A"}) for reply in replies]
+    (tmp_path / "r.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    eval_mcq({"input_file": str(tmp_path / "r.jsonl")})
+    theirs = [json.loads(line)["predicted_answer"] for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [letter_of(reply) for reply in replies] == theirs
+    assert len(set(theirs)) > 4
+
+
+def test_ids_from_zero_are_ids(tmp_path: Path) -> None:
+    rows = [{"id": n, "problem": "?", "answer": 1} for n in (1, 0)]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "p.txt").write_text("{problem}")
+    assert [s.id for s in find_task("aime25", [tmp_path / "r.jsonl"], tmp_path / "p.txt").dataset] == [
+        "aime25/1",
+        "aime25/0",
+    ]
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.csv", 'problem,answer\n"' + "x" * 200_000), ("a.jsonl", "[" * 100_000)])
+def test_data_that_python_cannot_read(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=r"is no CSV|is no JSON object"):
+        find_task("aime25", [tmp_path / name])
 
 
 def test_dialogues_are_the_held_out_ones() -> None:

@@ -41,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[TASK=]FILE",
         help="problems as JSON lines or CSV, instead of the package's or the hub's",
     )
-    parser.add_argument("--prompt", type=Path, metavar="FILE", help="template with {problem}, instead of the task's")
+    parser.add_argument(
+        "--prompt",
+        type=Path,
+        metavar="FILE",
+        help="template with {problem} (scicode: of NeMo-Skills), instead of the task's",
+    )
     parser.add_argument("--model", metavar="NAME", help="model to ask (default: the first that the server lists)")
     parser.add_argument("--max-tokens", type=positive, metavar="N", help="tokens of one reply (default: the task's)")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """What one run of one problem came to, read from inspect's sample: right or wrong, cut off, empty, tokens, or an error.
 
-A request that failed after its retries, a prompt longer than the context, a finish reason that says nothing and a scorer
-that failed are errors: they are counted apart and never scored.
+A request that failed after its retries, a prompt longer than the context, a filter, a finish reason that says nothing and
+a scorer that failed are errors: they are counted apart and never scored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from inspect_ai.log import EvalSample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import Score, value_to_float
 
-_TOO_LONG, _UNKNOWN = "model_length", "unknown"
+from truecast.evals.content import content_of
+
+_TOO_LONG, _FILTERED, _UNKNOWN = "model_length", "content_filter", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,16 @@ def answers_of(sample: EvalSample, parts: bool = False) -> list[Answer] | str:
     """
     events = [event for event in sample.events if isinstance(event, ModelEvent)]
     if sample.error is not None:
-        refused = events[-1].error if events else None
-        return _first_line(refused or sample.error.message)
+        if events and events[-1].error is None:
+            return f"the reply cannot be read or scored: {_first_line(sample.error.message)}"
+        return _first_line((events[-1].error if events else None) or sample.error.message)
     replies = [event.output for event in events if event.error is None]
     replies = replies or [sample.output]
     for reply in replies:
         if reply.stop_reason == _TOO_LONG:
             return f"the prompt does not fit: {_first_line(reply.completion)}"
+        if reply.stop_reason == _FILTERED:
+            return f"a filter of the server ended it: {_first_line(reply.completion)}"
         if reply.stop_reason == _UNKNOWN or not reply.choices:
             return "the server did not say why the answer ended (finish_reason)"
     score = _first_score(sample)
@@ -91,7 +96,7 @@ def _answer(
         problem,
         correct,
         any(reply.stop_reason == "max_tokens" for reply in replies),
-        not last.completion.strip() and not last.message.tool_calls,
+        not content_of(last).strip() and not last.message.tool_calls,
         sum(known) if whole else None,
         max(known) if whole else None,
         answer,

@@ -12,7 +12,7 @@ from typing import Any
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.hooks import Hooks, SampleEnd, TaskStart, hooks
+from inspect_ai.hooks import Hooks, RunEnd, SampleEnd, TaskStart, hooks
 from inspect_ai.log import EvalSample
 from inspect_ai.model import GenerateConfig, Model, get_model
 from inspect_ai.solver import Solver
@@ -70,9 +70,10 @@ def run(
     _Heard.told = heard
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # inspect tells of its hooks
+            _Heard.model = model = server.opened()
             done = eval(
                 tasks,
-                model=server.opened(),
+                model=model,
                 log_dir=str(logs),
                 max_tasks=len(tasks),
                 max_samples=server.concurrency,
@@ -84,7 +85,7 @@ def run(
                 score_display=False,
             )
     finally:
-        _Heard.told = None
+        _Heard.told, _Heard.model = None, None
     # after Ctrl-C inspect returns without the logs of what it stopped
     return len(done) < len(tasks) or any(log.status == "cancelled" for log in done)
 
@@ -108,6 +109,7 @@ def _task(
 @hooks(name="truecast", description="keeps each answer of truecast eval as it comes")
 class _Heard(Hooks):
     told: Callable[[EvalSample, int], None] | None = None
+    model: Model | None = None
 
     def __init__(self) -> None:
         self._seeds: dict[str, int] = {}
@@ -122,3 +124,8 @@ class _Heard(Hooks):
         told = type(self).told
         if told is not None:
             told(data.sample, self._seeds[data.eval_id])
+
+    async def on_run_end(self, data: RunEnd) -> None:
+        """Close the connections while the loop that they belong to is running."""
+        if (model := type(self).model) is not None:
+            await model.api.aclose()

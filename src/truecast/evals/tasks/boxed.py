@@ -10,7 +10,10 @@ import re
 
 _OPENING = "\\boxed{"
 _WORDS = re.compile(r"[a-zA-Z ,]+")
-_WHOLE = re.compile(r"[+-]?\d+")
+_WHOLE = re.compile(r"([+-]?)0*([0-9]+)")
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]*)?)(?:\\%|%)")
+LONGEST = 1000
+"""Characters of an answer beyond which it is compared as text alone: a model that repeats itself must not stop the run."""
 _MATHEMATICS = re.compile(r"\$.*\$|\\\(.*\\\)|\\\[.*\\\]|\\boxed\{", re.DOTALL)
 
 
@@ -32,23 +35,34 @@ def equal(wanted: str, given: str | None) -> bool:
     if given is None:
         return False
     wanted, given = _tidied(wanted), _tidied(given)
-    if _WHOLE.fullmatch(wanted.strip()) and _WHOLE.fullmatch(given.strip()):
-        return int(wanted) == int(given)
+    left, right = (_whole(text) for text in (wanted, given))
+    if left is not None and right is not None:
+        return left == right
+    if len(given) > LONGEST:
+        return wanted == given
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
     from math_verify import LatexExtractionConfig, parse, verify
 
-    left, right = (normalize_latex(text, NormalizationConfig()).replace(" ", "") for text in (wanted, given))
-    if left == right:
+    plain, other = (normalize_latex(text, NormalizationConfig()).replace(" ", "") for text in (wanted, given))
+    if plain == other:
         return True
-    if _WORDS.fullmatch(left) and _WORDS.fullmatch(right):
+    if _WORDS.fullmatch(plain) and _WORDS.fullmatch(other):
         return False
     gold, said = (parse(_as_latex(text), [LatexExtractionConfig()]) for text in (wanted, given))
     return bool(verify(gold, said))
 
 
 def _tidied(text: str) -> str:
-    percent = re.fullmatch(r"(\d+\.?\d*)(?:\\%|%)", text)
+    percent = _PERCENT.fullmatch(text)
     return (percent[1] if percent else text).rstrip(".\\")
+
+
+def _whole(text: str) -> str | None:
+    """A whole number's digits with its sign; None for anything else. As text: Python converts no more than 4300 digits."""
+    found = _WHOLE.fullmatch(text.strip())
+    if found is None:
+        return None
+    return f"-{found[2]}" if found[1] == "-" and found[2] != "0" else found[2]
 
 
 def _as_latex(text: str) -> str:

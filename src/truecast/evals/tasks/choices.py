@@ -12,11 +12,12 @@ from pathlib import Path
 
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
-from inspect_ai.solver import TaskState, generate
+from inspect_ai.solver import TaskState
 
+from truecast.evals.content import content_of
 from truecast.evals.tasks.boxed import last_boxed
 from truecast.evals.tasks.data import Row, checked, from_file, from_hub, id_of, text_of
-from truecast.evals.tasks.definition import Definition, greedy_first
+from truecast.evals.tasks.definition import Definition, answer_once, greedy_first
 from truecast.evals.tasks.prompt import prompt_of
 
 NAME = "gpqa-diamond"
@@ -29,7 +30,14 @@ ORDER_SEED = 42
 
 _SAID = re.compile(r"(?i)[*_]{0,2}Answer[*_]{0,2}\s*:[\s*_]{0,2}\s*([A-Z])(?![a-zA-Z0-9])")
 _PHRASE = re.compile(r"The final answer is (.+)$")
-_LETTER = re.compile(r"\b[A-Z]\b(?!.*\b[A-Z]\b)", re.DOTALL)
+_LETTER = re.compile(r"\b[A-Z]\b")
+_SIGNS = (
+    "\u0623\u0628\u062c\u062f",  # Arabic
+    "\u0985\u09ac\u09a1\u09a2",  # Bengali
+    "\uff21\uff22\uff23\uff24",  # full width
+)
+_LATIN = {ord(sign): f" {letter}" for signs in _SIGNS for sign, letter in zip(signs, "ABCD", strict=True)}
+"""Letters that Arabic, Bengali and Japanese replies name choices by."""
 
 
 def gpqa_diamond(data: Path | None, prompt: Path | None) -> Definition:
@@ -39,10 +47,10 @@ def gpqa_diamond(data: Path | None, prompt: Path | None) -> Definition:
     samples = []
     for number, row in enumerate(rows.rows):
         problem, letter = _question(row, number, rows.source, order)
-        samples.append(Sample(id=id_of(row, number, NAME), input=words.filled(problem), target=letter))
+        samples.append(Sample(id=id_of(row, number, NAME), input=words.messages(problem=problem), target=letter))
     checked([str(sample.id) for sample in samples], rows.source)
     identity = {"name": NAME, "data": rows.identity, "prompt": words.identity, "rules": "NeMo-Skills multichoice"}
-    return Definition(NAME, identity, samples, generate, letter_said, greedy_first, 1, MAX_TOKENS)
+    return Definition(NAME, identity, samples, answer_once, letter_said, greedy_first, 1, MAX_TOKENS)
 
 
 def _question(row: Row, number: int, source: str, order: random.Random) -> tuple[str, str]:
@@ -61,7 +69,7 @@ def _tidied(text: str) -> str:
 def letter_of(reply: str) -> str | None:
     """The letter that a reply settles on: in a phrase or a box, else the last line that says ``Answer: X``."""
     phrases = _PHRASE.findall(reply)
-    said = (phrases[-1] if phrases else last_boxed(reply) or "").strip()
+    said = (phrases[-1] if phrases else last_boxed(reply) or "").translate(_LATIN).strip()
     if len(said) == 1:
         return said.upper()
     if said and (found := _LETTER.findall(said)):
@@ -75,7 +83,7 @@ def letter_said() -> Scorer:
     """Right if the reply settles on the target's letter."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        letter = letter_of(state.output.completion)
+        letter = letter_of(content_of(state.output))
         return Score(value=letter == target.text, answer=letter)
 
     return score

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
-from inspect_ai.solver import TaskState, generate
+from inspect_ai.solver import TaskState
 
 from truecast.errors import InputError
+from truecast.evals.content import content_of
 from truecast.evals.tasks.boxed import equal, last_boxed
 from truecast.evals.tasks.data import Rows, checked, from_file, from_hub, id_of, packaged, text_of
-from truecast.evals.tasks.definition import REASONING, Definition, always
+from truecast.evals.tasks.definition import REASONING, Definition, always, answer_once
 from truecast.evals.tasks.prompt import FOLDER, PACKAGE, prompt_of
 
 FORM = '"problem" and "answer" (or "expected_answer")'
@@ -61,12 +62,12 @@ def contests(task: str, data: Sequence[Path], prompt: Path | None) -> Definition
         for number, row in enumerate(rows.rows)
     ]
     for sample in samples:
-        sample.input = words.filled(str(sample.input))
+        sample.input = words.messages(problem=str(sample.input))
     checked([str(sample.id) for sample in samples], " and ".join(rows.source for rows in found))
     sources = {name: rows.identity for name, rows in zip(names, found, strict=True)}
     name = "+".join(names)
     identity = {"name": name, "data": sources, "prompt": words.identity, "rules": "NeMo-Skills math"}
-    return Definition(name, identity, samples, generate, boxed_answer, always(REASONING), SAMPLES, MAX_TOKENS)
+    return Definition(name, identity, samples, answer_once, boxed_answer, always(REASONING), SAMPLES, MAX_TOKENS)
 
 
 def _rows(name: str, data: Path | None) -> Rows:
@@ -88,7 +89,7 @@ def boxed_answer() -> Scorer:
     """Right if the last box of the reply equals the target."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        given = last_boxed(state.output.completion)
+        given = last_boxed(content_of(state.output))
         return Score(value=equal(target.text, given), answer=given)
 
     return score

@@ -39,14 +39,17 @@ def from_file(path: Path) -> Rows:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except UnicodeDecodeError:
         raise InputError("is no UTF-8 text", where=str(path), fix="give JSON lines or CSV") from None
-    rows = _csv(text) if path.suffix.lower() == ".csv" else _json_lines(text, path)
+    rows = _csv(text, path) if path.suffix.lower() == ".csv" else _json_lines(text, path)
     if not rows:
         raise InputError("holds no rows", where=str(path))
     return Rows(rows, str(path))
 
 
-def _csv(text: str) -> list[Row]:
-    return [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(io.StringIO(text))]
+def _csv(text: str, path: Path) -> list[Row]:
+    try:
+        return [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(io.StringIO(text))]
+    except csv.Error as error:
+        raise InputError(f"is no CSV: {error}", where=str(path)) from None
 
 
 def _json_lines(text: str, path: Path) -> list[Row]:
@@ -56,7 +59,7 @@ def _json_lines(text: str, path: Path) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise InputError("is no JSON object", where=f"{path}, line {number}", fix="give JSON lines, or a .csv")
@@ -104,7 +107,8 @@ def text_of(row: Row, number: int, source: str, *names: str) -> str:
 
 def id_of(row: Row, number: int, name: str) -> str:
     """``name/id``, or ``name/number`` where rows have no id."""
-    found = next((row[key] for key in ("id", "key", "Record ID", "problem_idx", "problem_id") if row.get(key)), number)
+    keys = ("id", "key", "Record ID", "problem_idx", "problem_id")
+    found = next((row[key] for key in keys if row.get(key) not in (None, "")), number)
     return f"{name}/{found}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Scorer
-from inspect_ai.solver import Solver
+from inspect_ai.solver import Solver, generate
 
 Sampling = Mapping[str, float]
 """``temperature`` and ``top_p``; what is not in it is left to the server."""
@@ -48,3 +48,8 @@ def always(sampling: Sampling) -> Callable[[int], Sampling]:
 def greedy_first(seed: int) -> Sampling:
     """Greedy for seed 0, then temperature 0.6 and top_p 0.95: the NeMo-Skills runs of the NVFP4 model card."""
     return GREEDY if seed == 0 else {"temperature": 0.6, "top_p": 0.95}
+
+
+def answer_once() -> Solver:
+    """One reply, and a call in it is not carried out: none of these tasks has tools."""
+    return generate(tool_calls="none")

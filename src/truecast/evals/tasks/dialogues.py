@@ -17,6 +17,7 @@ from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from truecast.errors import InputError
+from truecast.evals.content import content_of
 from truecast.evals.tasks.data import Row, checked, from_file
 from truecast.evals.tasks.definition import REASONING, Definition, always
 from truecast.evals.tasks.dialogue_rules import KINDS, Answer, wrong
@@ -77,7 +78,7 @@ def as_expected() -> Scorer:
     """Right if the answer is what the item expects, in the channel and mode that it asks for."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        message = state.output.message
+        message, content = state.output.message, content_of(state.output)
         reasoning = (
             ""
             if isinstance(message.content, str)
@@ -88,7 +89,7 @@ def as_expected() -> Scorer:
             for call in message.tool_calls or ()
         ]
         finished = state.output.stop_reason in ("stop", "tool_calls")
-        fault = wrong(state.metadata, Answer(message.text, reasoning, calls, finished))
-        return Score(value=not fault, answer=message.text or None, explanation=fault or None)
+        fault = wrong(state.metadata, Answer(content, reasoning, calls, finished))
+        return Score(value=not fault, answer=content or None, explanation=fault or None)
 
     return score

@@ -31,12 +31,15 @@ def find_task(
     if name == "gpqa-diamond":
         _none(name, arguments, "--arg")
         return gpqa_diamond(one, prompt)
+    if name == "scicode":
+        _none(name, data, "--data")
+        return scicode(arguments or {}, prompt)
     _none(name, prompt, "--prompt")
     if name in ("ifbench", "dialogues"):
         _none(name, arguments, "--arg")
         return ifbench(one) if name == "ifbench" else dialogues(one)
     _none(name, data, "--data")
-    return scicode(arguments or {}) if name == "scicode" else other(name, arguments or {})
+    return other(name, arguments or {})
 
 
 def _none(name: str, given: object, option: str) -> None:

