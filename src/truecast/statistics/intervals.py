@@ -1,8 +1,8 @@
 """95% intervals of token-weighted means when documents, not tokens, were drawn.
 
 A KL is positive and skewed, by token and by document. The textbook interval, mean +- t_{G-1} CR1, is then too short:
-when no costly document happened to be drawn, the mean and its standard error are too small together. Three kinds of
-figures, three intervals; docs/audit-statistics.md has how often each covers, benchmarks/interval_coverage.py measures it.
+when no costly document happened to be drawn, the mean and its standard error are too small together. Four kinds of
+figures, four intervals; docs/audit-statistics.md has how often each covers, benchmarks/interval_coverage.py measures it.
 
 - A positive mean: symmetric on the log scale, [m exp(-r), m exp(r)]. r is the larger of two reaches: the jackknife's, and
   t_{G-1} times what a law of the documents' means implies. The law knows two kinds of documents, those without cost (0) and
@@ -10,6 +10,8 @@ figures, three intervals; docs/audit-statistics.md has how often each covers, be
   How small a small mean is says nothing of the upper end: the law decides how many of the smallest count as 0.
 - The excess of one positive mean over another on the same tokens: the two intervals joined by the method of variance
   estimates recovery with their correlation (Zou and Donner, Statistics in Medicine 27, 2008, 1693-1702).
+- A positive mean and a rest of either sign, such as a lower bound of a KL and what a noisy estimate adds: joined likewise.
+  A correlation that would make the interval shorter is left out: from few documents it is not known well enough.
 - A difference of either sign, and the logarithm of a ratio: mean +- t_f s with the jackknife's s. Documents that stand out
   make s itself uncertain: f = 2 / (2 / (G - 1) + k / G), k the excess kurtosis of the jackknife's values (Satterthwaite's rule).
 """
@@ -62,6 +64,17 @@ def excess_interval(values: Clusters, floor: Clusters) -> Pair:
     )
 
 
+def sum_interval(part: Clusters, interval: Pair, rest: Clusters) -> Pair:
+    """Interval of the mean of ``part``, of which ``interval`` is known, plus that of ``rest``, of either sign.
+
+    Both over the same documents; needs two.
+    """
+    a, b = part.mean, rest.mean
+    low, high = signed_interval(rest)
+    together = -max(_correlation(part.left_out, rest.left_out), 0.0)
+    return a + b - _joined(a - interval[0], b - low, together), a + b + _joined(interval[1] - a, high - b, together)
+
+
 def ratio_interval(values: Clusters, others: Clusters) -> Pair | None:
     """Interval of the ratio of two positive means over the same documents: the jackknife's of the ratio's logarithm.
 
@@ -80,6 +93,7 @@ def _jackknife_interval(estimate: float, left_out: F64) -> Pair:
 
 
 def _joined(one: float, other: float, correlation: float) -> float:
+    """Reach of a difference."""
     return math.sqrt(max(one * one - 2 * correlation * one * other + other * other, 0.0))
 
 
