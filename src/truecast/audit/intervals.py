@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from truecast.audit.few_documents import warning
 from truecast.statistics.bootstrap import bca_interval
 from truecast.statistics.clusters import Clusters, by_document, cr1_error, design_effect
-from truecast.statistics.intervals import LEVEL, Pair, excess_interval, positive_interval, signed_interval
+from truecast.statistics.intervals import LEVEL, Pair, excess_interval, positive_interval, signed_interval, sum_interval
 from truecast.statistics.student import t_quantile
 
 
@@ -42,6 +42,36 @@ def excess_figure(
     if clusters.count == 1:
         return _figure(clusters, None)
     return _figure(clusters, excess_interval(by_document(values, doc), by_document(floor, doc)))
+
+
+def estimate_figure(
+    values: NDArray[np.floating], lower: NDArray[np.floating], doc: NDArray[np.integer]
+) -> dict[str, Any]:
+    """Mean of an estimate of either sign with a lower bound that is never negative; keys as :func:`mean_figure`.
+
+    The bound holds most of what differs between documents; its interval knows of their skew.
+    """
+    clusters = by_document(values, doc)
+    if clusters.count == 1:
+        return _figure(clusters, None)
+    part = by_document(lower, doc)
+    return _figure(clusters, sum_interval(part, positive_interval(part), by_document(values - lower, doc)))
+
+
+def estimate_excess_figure(
+    values: NDArray[np.floating],
+    floor: NDArray[np.floating],
+    lower: tuple[NDArray[np.floating], NDArray[np.floating]],
+    doc: NDArray[np.integer],
+) -> dict[str, Any]:
+    """Mean of ``values`` less mean of ``floor``, estimates with the ``lower`` bounds of both; keys as :func:`mean_figure`."""
+    clusters = by_document(values - floor, doc)
+    if clusters.count == 1:
+        return _figure(clusters, None)
+    ours, theirs = lower
+    known = excess_interval(by_document(ours, doc), by_document(theirs, doc))
+    part, rest = by_document(ours - theirs, doc), by_document((values - floor) - (ours - theirs), doc)
+    return _figure(clusters, sum_interval(part, known, rest))
 
 
 def short_figure(values: NDArray[np.floating] | NDArray[np.bool_], doc: NDArray[np.integer]) -> dict[str, Any]:

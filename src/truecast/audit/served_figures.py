@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.audit.distribution import tail
-from truecast.audit.intervals import difference_figure, excess_figure, mean_figure, short_figure
+from truecast.audit.intervals import (
+    difference_figure,
+    estimate_excess_figure,
+    estimate_figure,
+    excess_figure,
+    mean_figure,
+    short_figure,
+)
 from truecast.audit.per_document import per_document
 from truecast.audit.served_answers import Answer
 from truecast.audit.served_estimators import Estimates, estimates, upper
@@ -126,16 +133,22 @@ def covered(found: Estimates, doc: NDArray[np.int32]) -> dict[str, Any]:
 
 
 def _measure(name: str, cand: Estimates, floor: Compared | None, doc: NDArray[np.int32]) -> dict[str, Any]:
-    of: Any = difference_figure if name == "log_ratio" else mean_figure
-    values: F64 = getattr(cand, name)
+    def of(found: Estimates) -> dict[str, Any]:
+        values: F64 = getattr(found, name)
+        return mean_figure(values, doc) if name == "lower" else estimate_figure(values, found.lower, doc)
+
     if floor is None:
-        return {"candidate": of(values, doc), "floor": None, "excess": None}
-    others: F64 = getattr(floor.estimates, name)
-    excess = excess_figure(values, others, doc) if name == "lower" else difference_figure(values - others, doc)
+        return {"candidate": of(cand), "floor": None, "excess": None}
+    other = floor.estimates
+    values, others = getattr(cand, name), getattr(other, name)
+    if name == "lower":
+        excess = excess_figure(values, others, doc)
+    else:
+        excess = estimate_excess_figure(values, others, (cand.lower, other.lower), doc)
     ends = excess["interval"]
     return {
-        "candidate": of(values, doc),
-        "floor": of(others, doc),
+        "candidate": of(cand),
+        "floor": of(other),
         "excess": excess | {"above_floor": None if ends is None else ends[0] > 0},
     }
 

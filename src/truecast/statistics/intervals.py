@@ -1,15 +1,17 @@
 """95% intervals of token-weighted means when documents, not tokens, were drawn.
 
 A KL is positive and skewed, by token and by document. The textbook interval, mean +- t_{G-1} CR1, is then too short:
-when no costly document happened to be drawn, the mean and its standard error are too small together. Three kinds of
-figures, three intervals; docs/audit-statistics.md has how often each covers, benchmarks/interval_coverage.py measures it.
+when no costly document happened to be drawn, the mean and its standard error are too small together. Four kinds of
+figures, four intervals; docs/audit-statistics.md has how often each covers, benchmarks/interval_coverage.py measures it.
 
-- A positive mean: symmetric on the log scale, [m exp(-t s), m exp(t s)]. s is the larger of the jackknife's standard
-  error of log m and of what a lognormal spread of document means implies, sqrt((exp(v) - 1) sum w_g^2), where v is the
-  token-weighted variance of the documents' log means and w_g a document's share of the tokens. The second learns the
-  spread from all documents alike, so it does not collapse when the largest ones are missing.
+- A positive mean: symmetric on the log scale, [m exp(-r), m exp(r)]. r is the larger of two reaches: the jackknife's, and
+  t_{G-1} times what a law of the documents' means implies. The law knows two kinds of documents, those without cost (0) and
+  lognormal ones. It learns the spread from all documents alike, so it does not collapse when the largest are missing.
+  How small a small mean is says nothing of the upper end: the law decides how many of the smallest count as 0.
 - The excess of one positive mean over another on the same tokens: the two intervals joined by the method of variance
   estimates recovery with their correlation (Zou and Donner, Statistics in Medicine 27, 2008, 1693-1702).
+- A positive mean and a rest of either sign, such as a lower bound of a KL and what a noisy estimate adds: joined likewise.
+  A correlation that would make the interval shorter is left out: from few documents it is not known well enough.
 - A difference of either sign, and the logarithm of a ratio: mean +- t_f s with the jackknife's s. Documents that stand out
   make s itself uncertain: f = 2 / (2 / (G - 1) + k / G), k the excess kurtosis of the jackknife's values (Satterthwaite's rule).
 """
@@ -25,24 +27,24 @@ from truecast.statistics.student import t_quantile
 
 LEVEL = 0.95
 
+GROWN, GROWN_FEW = 1.25, 5.0
+"""The variance of log means is grown by ``GROWN`` (1 + ``GROWN_FEW`` / n) where the smallest documents were cut and n are
+left. Chosen by benchmarks/interval_coverage.py: without cheap documents the coverage stays, with them it is 95 or more."""
+
 Pair = tuple[float, float]
 
 
 def positive_interval(clusters: Clusters) -> Pair:
     """Interval of a positive mean, symmetric on the log scale. Needs two documents.
 
-    Where a document's sum, or the mean without one, is not positive, what needs its logarithm is left out: the model's
-    spread in the first case, the log scale in the second (then the jackknife's, cut at 0).
+    Where a document's sum is negative, or the mean is 0, the log scale is left out: the jackknife's interval, cut at 0 if
+    no document is negative.
     """
-    left_out = clusters.left_out
-    if not clusters.mean > 0 or not (left_out > 0).all():
+    if not clusters.mean > 0 or (clusters.sums < 0).any():
         low, high = signed_interval(clusters)
         return (max(low, 0.0) if (clusters.sums >= 0).all() else low), high
-    spread = jackknife_error(np.log(left_out))
-    if (clusters.sums > 0).all():
-        spread = max(spread, _lognormal_error(clusters))
-    reach = min(t_quantile((1 + LEVEL) / 2, clusters.count - 1) * spread, 600.0)  # exp(600) is still a float
-    return clusters.mean * math.exp(-reach), clusters.mean * math.exp(reach)
+    reach = max(_jackknife_reach(clusters), t_quantile((1 + LEVEL) / 2, clusters.count - 1) * _model_error(clusters))
+    return clusters.mean * math.exp(-reach), clusters.mean * math.exp(min(reach, 600.0))  # exp(600) is still a float
 
 
 def signed_interval(clusters: Clusters) -> Pair:
@@ -60,6 +62,17 @@ def excess_interval(values: Clusters, floor: Clusters) -> Pair:
         a - b - _joined(a - a_low, b_high - b, together),
         a - b + _joined(a_high - a, b - b_low, together),
     )
+
+
+def sum_interval(part: Clusters, interval: Pair, rest: Clusters) -> Pair:
+    """Interval of the mean of ``part``, of which ``interval`` is known, plus that of ``rest``, of either sign.
+
+    Both over the same documents; needs two.
+    """
+    a, b = part.mean, rest.mean
+    low, high = signed_interval(rest)
+    together = -max(_correlation(part.left_out, rest.left_out), 0.0)
+    return a + b - _joined(a - interval[0], b - low, together), a + b + _joined(interval[1] - a, high - b, together)
 
 
 def ratio_interval(values: Clusters, others: Clusters) -> Pair | None:
@@ -80,6 +93,7 @@ def _jackknife_interval(estimate: float, left_out: F64) -> Pair:
 
 
 def _joined(one: float, other: float, correlation: float) -> float:
+    """Reach of a difference."""
     return math.sqrt(max(one * one - 2 * correlation * one * other + other * other, 0.0))
 
 
@@ -89,13 +103,39 @@ def _correlation(a: F64, b: F64) -> float:
     return float(x @ y) / scale if scale > 0 else 0.0
 
 
-def _lognormal_error(clusters: Clusters) -> float:
-    """Standard error of log m if the documents' means are lognormal."""
+def _jackknife_reach(clusters: Clusters) -> float:
+    """Reach on the log scale, by the jackknife of log m. A mean r m without a document that holds almost everything
+    counts as r - 1 away, not log r: else the reach would grow without end with how small the others are."""
+    ratio = clusters.left_out / clusters.mean
+    return _jackknife_interval(0.0, np.where(ratio > 1, np.log(np.maximum(ratio, 1.0)), ratio - 1))[1]
+
+
+def _model_error(clusters: Clusters) -> float:
+    """Standard error of log m if the k documents of smallest mean cost 0 and the others' means are lognormal.
+
+    With shares w_g of the tokens, K = sum of w_g over the others, and v the variance of their log means:
+    sum w_g^2 (x_g / m - 1)^2 = sum_{k smallest} w_g^2 + sum_{others} w_g^2 ((e^v - 1) / K^2 + (1 / K - 1)^2).
+    Of all k the one that makes it smallest: a huge v is spread at the low end. Cutting takes spread from lognormal
+    documents too, so v is grown where k > 0; without, the smallest of all would be too small.
+    """
     share = clusters.tokens / clusters.tokens.sum()
-    logs = np.log(clusters.sums / clusters.tokens)
-    together = float(share @ share)
-    variance = float(share @ (logs - share @ logs) ** 2) / (1 - together)
-    return math.sqrt(math.expm1(min(variance, 600.0)) * together)
+    means = clusters.sums / clusters.tokens
+    order = np.argsort(means)[np.count_nonzero(means <= 0) :]
+    cut = clusters.count - np.arange(len(order), 0, -1)
+    w, logs = share[order], np.log(means[order] / means.max())
+    kept, squares = _suffix_sums(w), _suffix_sums(w * w)
+    centre = _suffix_sums(w * logs) / kept
+    several = 1 - squares / kept**2
+    several[-1] = 1.0  # one document shows no variance
+    variance = np.maximum(_suffix_sums(w * logs**2) / kept - centre**2, 0.0) / several
+    variance *= np.where(cut > 0, GROWN * (1 + GROWN_FEW / (clusters.count - cut)), 1.0)
+    others = squares * (np.expm1(np.minimum(variance, 600.0)) / kept**2 + (1 / kept - 1) ** 2)
+    return math.sqrt(float((share @ share - squares + others).min()))
+
+
+def _suffix_sums(values: F64) -> F64:
+    sums: F64 = values[::-1].cumsum()[::-1]
+    return sums
 
 
 def _degrees(left_out: F64) -> float:
