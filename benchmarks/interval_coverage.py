@@ -83,12 +83,11 @@ class World:
 
     def truth(self) -> float:
         """E[n x] / E[n], by a long draw where lengths and KL are correlated, or cheap documents are brief."""
-        v = np.random.default_rng(0).standard_normal(1_000_000)
-        dear, cheap = (
-            share * lengths(v, b).mean()
-            for share, b in zip((1 - self.cheap, self.cheap), (1.0, BRIEF if self.brief else 1.0), strict=True)
-        )
-        return self._dear() * float((dear + cheap * CHEAP_MEAN) / (dear + cheap))
+        dear, cheap = 1 - self.cheap, self.cheap
+        if self.brief:
+            v = np.random.default_rng(0).standard_normal(1_000_000)
+            cheap *= float(lengths(v, BRIEF).mean() / lengths(v).mean())
+        return self._dear() * (dear + cheap * CHEAP_MEAN) / (dear + cheap)
 
     def _dear(self) -> float:
         """The same without cheap documents."""
