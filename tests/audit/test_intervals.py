@@ -169,6 +169,15 @@ def test_the_excess_covers_where_many_documents_cost_nothing() -> None:
     assert 91 <= found["ratio"] <= 99
 
 
+def test_the_excess_over_a_floor_in_proportion_is_a_mean_in_proportion() -> None:
+    x = by_document(np.random.default_rng(4).lognormal(0, 1.5, 60), np.arange(60) // 5)
+    low, high = positive_interval(x)
+    half = Clusters(x.tokens, x.sums / 2, 0.0)
+    assert excess_interval(x, half) == pytest.approx((low / 2, high / 2))
+    other = difference_coverage(World(1.5, 0.5), 30, 300, 12, 0.5, 0.99)
+    assert other["excess"] >= 92
+
+
 def test_the_skew_of_a_lower_bound_is_the_estimates_too() -> None:
     rng = np.random.default_rng(3)
     lower = rng.lognormal(0, 1.5, 12)

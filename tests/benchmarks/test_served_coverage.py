@@ -8,10 +8,12 @@ import pytest
 from benchmarks import served_coverage
 from benchmarks.served_coverage import CONTEXTS, VOCABULARY, World, bank, coverage, drawn
 
+KINDS = 150
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_coverage, "KINDS", 40)
+    monkeypatch.setattr(served_coverage, "KINDS", KINDS)
 
 
 def test_over_all_tokens_the_estimates_average_to_the_divergence() -> None:
@@ -23,7 +25,7 @@ def test_over_all_tokens_the_estimates_average_to_the_divergence() -> None:
             assert p @ values == pytest.approx(side.exact[0], abs=1e-7)
         assert every.lower[0] < side.exact[0] < every.lower[0] + every.tail[0] * np.nanmax(every.spread)
         assert p @ ~every.inside == pytest.approx(every.tail[0])
-    assert len(found.candidate.exact) == 40 * CONTEXTS
+    assert len(found.candidate.exact) == KINDS * CONTEXTS
 
 
 def test_the_intervals_cover_where_those_without_skew_do_not() -> None:

@@ -9,7 +9,9 @@ figures, four intervals; docs/audit-statistics.md has how often each covers, ben
   lognormal ones. It learns the spread from all documents alike, so it does not collapse when the largest are missing.
   How small a small mean is says nothing of the upper end: the law decides how many of the smallest count as 0.
 - The excess of one positive mean over another on the same tokens: the two intervals joined by the method of variance
-  estimates recovery with their correlation (Zou and Donner, Statistics in Medicine 27, 2008, 1693-1702).
+  estimates recovery with their correlation (Zou and Donner, Statistics in Medicine 27, 2008, 1693-1702), changed for
+  skewed intervals of figures that rise and fall together: of the second mean, the part that moves with the first counts
+  with the reach to the same side, the rest with that to the other side. Without skew both are the same.
 - A positive mean and a rest of either sign, such as a lower bound of a KL and what a noisy estimate adds: joined likewise.
   A correlation that would make the interval shorter is left out: from few documents it is not known well enough.
 - A difference of either sign, and the logarithm of a ratio: mean +- t_f s with the jackknife's s. Documents that stand out
@@ -59,8 +61,8 @@ def excess_interval(values: Clusters, floor: Clusters) -> Pair:
     b_low, b_high = positive_interval(floor)
     together = _correlation(values.left_out, floor.left_out)
     return (
-        a - b - _joined(a - a_low, b_high - b, together),
-        a - b + _joined(a_high - a, b - b_low, together),
+        a - b - _joined(a - a_low, b - b_low, b_high - b, together),
+        a - b + _joined(a_high - a, b_high - b, b - b_low, together),
     )
 
 
@@ -70,9 +72,13 @@ def sum_interval(part: Clusters, interval: Pair, rest: Clusters) -> Pair:
     Both over the same documents; needs two.
     """
     a, b = part.mean, rest.mean
-    low, high = signed_interval(rest)
+    _, high = signed_interval(rest)
     together = -max(_correlation(part.left_out, rest.left_out), 0.0)
-    return a + b - _joined(a - interval[0], b - low, together), a + b + _joined(interval[1] - a, high - b, together)
+    reach = high - b
+    return (
+        a + b - _joined(a - interval[0], reach, reach, together),
+        a + b + _joined(interval[1] - a, reach, reach, together),
+    )
 
 
 def ratio_interval(values: Clusters, others: Clusters) -> Pair | None:
@@ -92,9 +98,10 @@ def _jackknife_interval(estimate: float, left_out: F64) -> Pair:
     return estimate - reach, estimate + reach
 
 
-def _joined(one: float, other: float, correlation: float) -> float:
-    """Reach of a difference."""
-    return math.sqrt(max(one * one - 2 * correlation * one * other + other * other, 0.0))
+def _joined(one: float, same: float, opposite: float, correlation: float) -> float:
+    """Reach of a difference: from that of the first figure, and the second's to the ``same`` and the ``opposite`` side."""
+    moves = correlation * (same if correlation > 0 else opposite)
+    return math.sqrt((one - moves) ** 2 + max(1 - correlation**2, 0.0) * opposite**2)
 
 
 def _correlation(a: F64, b: F64) -> float:
