@@ -29,6 +29,7 @@ VERBS = (
     "bench",
     "eval",
     "compare",
+    "card",
 )
 """Verbs, each a module of this package (``_`` for ``-``); imported once ``main`` can answer Ctrl-C."""
 

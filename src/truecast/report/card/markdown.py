@@ -18,7 +18,12 @@ from truecast.report.card.content import (
     Words,
 )
 
-_SPECIAL = re.compile(r"[\\`*\[\]<>|~$&#!@{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?=//)|(?<=www)\.|^[-+=]+(?=\s|$)|^\d{1,9}(?=[.)](?:\s|$))", re.I)
+_SPECIAL = re.compile(
+    r"[\\`*\[\]<>|~$&#!@{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # a _ within a word means nothing
+    r"|:(?=//)|(?<=www)\."  # links
+    r"|^[-+=]+(?=\s|$)|^\d{1,9}(?=[.)](?:\s|$))",  # lists and underlines
+    re.IGNORECASE,
+)
 _NOT_CODE = re.compile(r"[`|\\$<>&]|^\s|\s$|^$")
 """What a code span in a table cannot hold, or what a hub's Markdown would take for mathematics."""
 
