@@ -52,8 +52,9 @@ def audit_rows(records: Sequence[Record], columns: Sequence[str]) -> Iterator[Ro
     found = audit_setups(records)
     for number, same in enumerate(found):
         mark = numbered(number, len(found))
+        how = "served" if served(same[0]) else "exact"
         least = ", at least" if same[0].get("estimator", "name") == "lower" else ""
-        yield row(f"KL to the source, nats/token{least}{mark}", same, columns,
+        yield row(f"KL to the source ({how}), nats/token{least}{mark}", same, columns,
                   lambda r: with_interval(r, ("kl", "mean"), ("kl", "interval")))  # fmt: skip
         yield row(f"its noise floor{mark}", same, columns, _floor)
         yield row(f"excess over the floor{mark}", same, columns, _excess)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from truecast.report.card.content import Block, Code, Figure, Inline, Paragraph, Words, heading, paragraph, table
+from truecast.report.card.content import (
+    Block,
+    Code,
+    Details,
+    Figure,
+    Inline,
+    Paragraph,
+    Words,
+    heading,
+    paragraph,
+    table,
+)
 from truecast.report.card.record import Record
 from truecast.report.outcome import RULES, decibels, is_lossy, rule, summed
-from truecast.report.words import figure
 
 FORMATS = {"nvfp4": "NVFP4", "mxfp4": "MXFP4", "bf16": "BF16", "w4afp8": "W4AFP8", "fp8": "FP8"}
+
+FEW_ROWS = 12
+"""A longer table of what few will read is folded away."""
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 _SCALES = {
     "exact": "of least squared error, found exactly",
@@ -84,6 +101,15 @@ def format_of(manifest: Record) -> Figure:
     return manifest.derived(FORMATS.get(name, name), name, "written out", "target", "format")
 
 
+def made_from(manifest: Record) -> Words:
+    """The source's place on the hub, where its card or config has it; else nothing."""
+    name = manifest.get("source", "card", "base_model")
+    if not isinstance(name, str) or not _REPOSITORY.fullmatch(name):
+        return ()
+    link = f"https://huggingface.co/{name}"
+    return "Made from ", replace(manifest.text("source", "card", "base_model"), link=link), ". "
+
+
 def claim(manifest: Record) -> Words:
     """What kind of recast this is, in a sentence or two."""
     document = manifest.document
@@ -115,7 +141,7 @@ def changed(manifest: Record) -> Iterator[Block]:
     """What was cast and what was copied, class by class."""
     yield heading(2, "What changed")
     fp8 = range(len(manifest.array("fp8_classes")))
-    rows: list[Sequence[Inline | Words]] = [
+    cast: list[Sequence[Inline | Words]] = [
         (
             manifest.text("classes", i, "class", code=True),
             manifest.counted("classes", i, "matrices"),
@@ -127,7 +153,7 @@ def changed(manifest: Record) -> Iterator[Block]:
     ]
     for i in fp8:
         elements = manifest.count("fp8_classes", i, "bytes") // 2
-        rows.append(
+        cast.append(
             (
                 manifest.text("fp8_classes", i, "class", code=True),
                 manifest.counted("fp8_classes", i, "tensors"),
@@ -136,7 +162,7 @@ def changed(manifest: Record) -> Iterator[Block]:
                 "FP8, 128 x 128 blocks",
             )
         )
-    yield table("lrrll", ("class", "matrices", "elements", "from", "to"), rows)
+    yield table("lrrll", ("class", "matrices", "elements", "from", "to"), cast)
     yield heading(2, "What did not")
     yield paragraph("Copied byte for byte:")
     kept = [
@@ -157,7 +183,9 @@ def changed(manifest: Record) -> Iterator[Block]:
         )
         for i in range(len(manifest.array("plain")))
     ]
-    yield table("llrr", ("class", "dtype", "tensors", "bytes"), [*kept, *plain])
+    rows = [*kept, *plain]
+    copied = table("llrr", ("class", "dtype", "tensors", "bytes"), rows)
+    yield copied if len(rows) <= FEW_ROWS else Details("All classes", (copied,))
 
 
 def cost(manifest: Record) -> Iterator[Block]:
@@ -270,11 +298,3 @@ def _activations(manifest: Record) -> Words:
     name = FORMATS.get(target["activations"], "quantized")
     how = "written out"
     return (manifest.derived(f"{name}, {scaled}", target["activations"], how, "target"),)
-
-
-def size(number: float) -> str:
-    """Bytes for people."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
-            return f"{figure(number / factor)} {unit}"
-    return f"{number:,.0f} B"

@@ -86,7 +86,15 @@ class Fence:
     lines: tuple[Words, ...]
 
 
-Block = Heading | Paragraph | Table | Listing | Fence
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Blocks behind a line of words, for what few will read; without a figure in the words."""
+
+    summary: str
+    blocks: tuple[Block, ...]
+
+
+Block = Heading | Paragraph | Table | Listing | Fence | Details
 
 
 def heading(level: int, *words: Inline) -> Heading:
@@ -120,6 +128,8 @@ def all_words(blocks: Sequence[Block]) -> Iterator[Words]:
                 yield from head
                 for row in rows:
                     yield from row
+            case Details(blocks=inner):
+                yield from all_words(inner)
             case Listing(items=lines) | Fence(lines=lines):
                 yield from lines
 

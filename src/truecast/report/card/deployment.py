@@ -5,7 +5,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from truecast.report.card.content import Block, Code, Fence, Figure, Inline, Listing, Words, heading, paragraph, table
+from truecast.report.card.cast import FEW_ROWS
+from truecast.report.card.content import (
+    Block,
+    Code,
+    Details,
+    Fence,
+    Figure,
+    Inline,
+    Listing,
+    Words,
+    heading,
+    paragraph,
+    table,
+)
 from truecast.report.card.record import Record
 
 _HERE = "$MODEL"
@@ -36,8 +49,10 @@ def deployment(record: Record) -> Iterator[Block]:
     yield heading(2, "Deployment")
     words: list[Inline] = [
         "Planned by ", Code("truecast launch"), " for SGLang ", record.text("sglang"), " on ", record.text("topology", code=True),
-        ", profile ", record.text("profile"), ": ", record.counted("replicas"), " replica(s) of ", record.counted("tp"),
-        " GPU(s). It is a plan from the checkpoint's headers, not a measurement. ", Code(_HERE),
+        ", profile ", record.text("profile"), ": ", record.counted("replicas"), _of(record, "replicas", " replica"),
+        " of ", record.counted("tp"),
+        _of(record, "tp", " GPU"),
+        ". It is a plan from the checkpoint's headers, not a measurement. ", Code(_HERE),
         " is this folder, or its name on the hub",
     ]  # fmt: skip
     if record.get("draft") is not None:
@@ -65,7 +80,8 @@ def deployment(record: Record) -> Iterator[Block]:
         for i in range(len(record.array(key)))
     ]
     yield heading(3, "Why each setting")
-    yield table("ll", ("setting", "why"), rows)
+    why = table("ll", ("setting", "why"), rows)
+    yield why if len(rows) <= FEW_ROWS else Details("All settings", (why,))
 
 
 def _lines(record: Record) -> Iterator[Words]:
@@ -103,6 +119,10 @@ def _shown(record: Record, text: str, *path: str | int) -> Figure:
         text = text.replace(location, _HERE)
     how = "" if text == record.get(*path) else "in other words for a place"
     return record.derived(text, text, how, *path)
+
+
+def _of(record: Record, key: str, unit: str) -> str:
+    return unit if record.count(key) == 1 else unit + "s"
 
 
 def _draft(record: Record) -> Figure:

@@ -8,6 +8,7 @@ from truecast.report.audit_style import STYLE
 from truecast.report.card.content import (
     Block,
     Code,
+    Details,
     Fence,
     Figure,
     Heading,
@@ -58,6 +59,8 @@ def _block(block: Block) -> str:
         case Paragraph(words, quote):
             text = f"<p>{_words(words)}</p>"
             return f"<blockquote>{text}</blockquote>" if quote else text
+        case Details(summary, inner):
+            return f"<details><summary>{as_html(summary)}</summary>{''.join(map(_block, inner))}</details>"
         case Listing(items):
             return "<ul>" + "".join(f"<li>{_words(item)}</li>" for item in items) + "</ul>"
         case Fence(lines):
@@ -99,4 +102,5 @@ def _inline(part: Inline) -> str:
                 f"{part.file}{part.pointer and '#' + part.pointer}" + (f" ({part.how})" if part.how else "")
             )
             tag = "code" if part.code else "span"
-            return f'<{tag} title="{title}">{text}</{tag}>'
+            told = f'<{tag} title="{title}">{text}</{tag}>'
+            return f'<a href="{as_html(part.link)}">{told}</a>' if part.link else told

@@ -115,10 +115,12 @@ def load_remarks(record: Record) -> Iterator[Words]:
         yield record.name, ", load test: by its own report the figures do not stand."
     if not record.get("complete"):
         yield record.name, ", load test: it was stopped before its last run."
+    said: dict[str, list[tuple[int, str, int]]] = {}
     for i in range(len(record.array("levels"))):
         for key in ("faults", "remarks"):
-            if record.get("levels", i, key) is None:
-                continue
-            for j in range(len(record.array("levels", i, key))):
-                at = record.counted("levels", i, "concurrency")
-                yield record.name, ", load test, ", at, " concurrent: ", record.text("levels", i, key, j), "."
+            for j in range(len(record.array("levels", i, key)) if record.get("levels", i, key) is not None else 0):
+                said.setdefault(record.string("levels", i, key, j), []).append((i, key, j))
+    for places in said.values():
+        levels = joined([(record.counted("levels", i, "concurrency"),) for i in dict.fromkeys(i for i, _, _ in places)])
+        i, key, j = places[0]
+        yield record.name, ", load test, ", *levels, " concurrent: ", record.text("levels", i, key, j), "."

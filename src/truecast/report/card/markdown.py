@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from truecast.report.card.content import (
     Block,
     Code,
+    Details,
     Fence,
     Heading,
     Inline,
@@ -39,6 +40,8 @@ def _block(block: Block) -> str:
             return f"{'#' * level} {_words(words)}"
         case Paragraph(words, quote):
             return ("> " if quote else "") + _words(words)
+        case Details(summary, inner):
+            return f"<details><summary>{summary}</summary>\n\n{as_markdown(inner)}\n</details>"
         case Listing(items):
             return "\n".join(f"- {_words(item)}" for item in items)
         case Fence(lines):

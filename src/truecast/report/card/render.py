@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from truecast.report.card.audits import audit_how, audit_rows, audit_setups, check_audit
-from truecast.report.card.cast import changed, check_cast, claim, cost, name_of, numbers, title_of
+from truecast.report.card.cast import changed, check_cast, claim, cost, made_from, name_of, numbers, title_of
 from truecast.report.card.columns import Row, columns_of, numbered
 from truecast.report.card.content import (
     Block,
@@ -69,7 +69,11 @@ def make_card(records: Sequence[Record], out: str | None = None) -> Card:
     by_kind = {kind: [r for r in rest if r.kind == kind] for kind in ("verify", "bench", "audit", "eval", "launch")}
     lines, figures = front_matter(manifest, [r for r in by_kind["eval"] if not r.label])
     proof = by_kind["verify"][0] if by_kind["verify"] else None
-    blocks: list[Block] = [Heading(1, title_of(manifest)), paragraph(*claim(manifest)), paragraph(*proved(proof))]
+    blocks: list[Block] = [
+        Heading(1, title_of(manifest)),
+        paragraph(*made_from(manifest), *claim(manifest)),
+        paragraph(*proved(proof)),
+    ]
     blocks += _comparison(by_kind)
     blocks += _differences(pairs)
     blocks += changed(manifest)

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from truecast.report.card.content import Block, Code, Figure, Inline, Words, heading, paragraph, table
+from truecast.report.card.content import Block, Code, Fence, Figure, Inline, Label, Words, heading, paragraph, table
 from truecast.report.card.record import Record
 
 
@@ -14,8 +14,7 @@ def sources(records: Sequence[Record]) -> Iterator[Block]:
     """The table of records. ``records``: the manifest first."""
     yield heading(2, "Where the figures come from")
     yield paragraph(
-        "Every figure above stands in one of these files, beside this card. ", Code("truecast card THIS_FOLDER --json"),
-        " lists each with its place. A file says what its program recorded, no more.",
+        "Every figure above stands in one of these files, beside this card. A file says what its program recorded, no more.",
     )  # fmt: skip
     rows: list[tuple[Inline | Words, ...]] = []
     for record in records:
@@ -25,6 +24,22 @@ def sources(records: Sequence[Record]) -> Iterator[Block]:
              record.text("schema", code=True), (_command(record),), (sha,))
         )  # fmt: skip
     yield table("llll", ("file", "schema", "made by", "sha256"), rows)
+    yield paragraph(
+        "This writes the same card again from them; with ", Code("--json"), " it lists where each figure stands:"
+    )
+    yield Fence((("truecast card .", *_options(records[1:])),))
+
+
+def _options(records: Sequence[Record]) -> Words:
+    """The options by which these records were given, with their names beside the card."""
+    return tuple(
+        part
+        for record in records
+        for part in (
+            f" --{record.kind} ",
+            Label(shlex.quote(f"{record.label}={record.file}" if record.label else record.file)),
+        )
+    )
 
 
 def _command(record: Record) -> Figure:
