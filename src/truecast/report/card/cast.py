@@ -165,7 +165,7 @@ def changed(manifest: Record) -> Iterator[Block]:
     yield table("lrrll", ("class", "matrices", "elements", "from", "to"), cast)
     yield heading(2, "What did not")
     yield paragraph("Copied byte for byte:")
-    kept = [
+    kept: list[Sequence[Inline | Words]] = [
         (
             manifest.text("classes", i, "class", code=True),
             manifest.text("classes", i, "from"),
@@ -174,7 +174,7 @@ def changed(manifest: Record) -> Iterator[Block]:
         )
         for i in _kept(manifest)
     ]
-    plain = [
+    plain: list[Sequence[Inline | Words]] = [
         (
             manifest.text("plain", i, "class", code=True),
             manifest.text("plain", i, "dtype"),

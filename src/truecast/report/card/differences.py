@@ -12,7 +12,7 @@ from truecast.report.card.scored import task_of
 from truecast.report.words import percent
 
 KINDS = ("eval", "bench", "audit")
-_RATES = ("stream", "aggregate")
+_RATES = {"stream": "tok/s per stream", "aggregate": "aggregate tok/s"}
 
 
 def check_comparison(record: Record, records: Sequence[Record]) -> tuple[Record, Record]:
@@ -42,7 +42,7 @@ def _size(share: float) -> str:
 
 def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
     head: Words = (
-        *_task(record),
+        *task_of(record),
         ": ",
         b,
         " less ",
@@ -64,10 +64,6 @@ def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
     )  # fmt: skip
 
 
-def _task(record: Record) -> Words:
-    return task_of(record)
-
-
 def _loads(record: Record, a: Label, b: Label) -> Iterator[Words]:
     for i in range(len(record.array("levels"))):
         at = record.counted("levels", i, "concurrency")
@@ -75,15 +71,25 @@ def _loads(record: Record, a: Label, b: Label) -> Iterator[Words]:
             place = ("levels", i, "figures", name)
             if record.get(*place) is None:
                 continue
-            head: Words = (f"{name}, ", at, " concurrent: ", b, " is ", record.figure(*place, "ratio"), " times ", a)
+            head: Words = (
+                f"{_RATES[name]}, ",
+                at,
+                " concurrent: ",
+                b,
+                " is ",
+                record.figure(*place, "ratio"),
+                " times ",
+                a,
+            )
             ends = record.interval(*place, "interval")
             if ends is None:
                 yield *head, ". There is no interval, so nothing is shown either way."
                 continue
             yield (
-                *head, " (95% interval ", *ends, "). A factor of 1 + ", record.figure(*place, "detectable"), " would have"
-                " been found with 80% power; equivalence is shown for margins above ",
-                record.figure(*place, "smallest_margin", words=percent), ".",
+                *head, " (95% interval ", *ends, "). A difference of ", record.figure(*place, "detectable", words=percent),
+                " would have been found with 80% power. Equivalence is shown for margins above ",
+                record.figure(*place, "smallest_margin", words=percent), "; of two that are equal, above ",
+                record.figure(*place, "margin_in_reach", words=percent), " with 80% power.",
             )  # fmt: skip
 
 
