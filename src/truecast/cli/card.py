@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     """Read and check everything, then write."""
     manifest = read_manifest(args.manifest or args.out / MANIFEST)
     given = [manifest, *read_records(args)]
-    folder = CardFolder(args.out, manifest)
+    folder = CardFolder(args.out, manifest, given[1:])
     card = make_card([item.record for item in given], fingerprint_of(args.out))
     page = None if args.html is None else render_card_page(card).encode()
     if page is not None:
         _check_page(args.html, args.out)
-    written = folder.write(card.markdown, given[1:])
+    written = folder.write(card.markdown)
     if page is not None:
         write_file(args.html, page)
         written.append(str(args.html))

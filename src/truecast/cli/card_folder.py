@@ -18,30 +18,30 @@ class CardFolder:
     """OUT as it is before the card is written.
 
     Raises: InputError where OUT is no folder, or holds another checkpoint than the manifest's; RefusedError where its
-    README.md is not truecast's.
+    README.md or a record is not truecast's.
     """
 
-    def __init__(self, folder: Path, manifest: Given) -> None:
+    def __init__(self, folder: Path, manifest: Given, given: Sequence[Given]) -> None:
         if not folder.is_dir():
             raise InputError("is no folder", where=str(folder), fix="name the folder that `truecast convert` wrote")
-        self.folder, self.manifest = folder, manifest
+        self.folder, self.manifest, self.given = folder, manifest, given
+        self._new = {item.record.file: item.record.sha256 for item in given}
         files = manifest.record.object("files")
         _check_sizes(folder, files)
         self._earlier = self._our_card(files)
+        self._check_records()
 
-    def write(self, markdown: str, given: Sequence[Given]) -> list[str]:
+    def write(self, markdown: str) -> list[str]:
         """Write records, then the card, then remove records of the card before. Returns the paths written."""
-        files = {item.record.file: item.record.sha256 for item in given}
-        self._check_records(files)
         written = []
-        for item in given:
+        for item in self.given:
             path = self.folder / item.record.file
             if path.is_symlink() or not path.exists() or path.read_bytes() != item.data:
                 write_file(path, item.data)
             written.append(str(path))
         card = self.folder / CARD
-        write_file(card, seal(markdown, {MANIFEST: self.manifest.record.sha256, **files}))
-        for name in self._earlier.keys() - files.keys() - {MANIFEST}:
+        write_file(card, seal(markdown, {MANIFEST: self.manifest.record.sha256, **self._new}))
+        for name in self._earlier.keys() - self._new.keys() - {MANIFEST}:
             (self.folder / name).unlink(missing_ok=True)
         return [str(card), *written]
 
@@ -60,16 +60,16 @@ class CardFolder:
             )
         return listed or {}
 
-    def _check_records(self, files: Mapping[str, str]) -> None:
+    def _check_records(self) -> None:
         """Raises: RefusedError where a record would replace a file that is neither the same nor an earlier card's."""
         folder = self.folder / RECORDS
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise RefusedError("is no folder of its own", where=str(folder), fix="move it away first")
-        for name in files.keys() | (self._earlier.keys() - {MANIFEST}):
+        for name in self._new.keys() | (self._earlier.keys() - {MANIFEST}):
             data = _bytes(self.folder / name)
             if data is None:
                 continue
-            if hashlib.sha256(data).hexdigest() not in (files.get(name), self._earlier.get(name)):
+            if hashlib.sha256(data).hexdigest() not in (self._new.get(name), self._earlier.get(name)):
                 raise RefusedError(
                     "is not as an earlier card recorded it, and would be overwritten",
                     where=str(self.folder / name),

@@ -101,7 +101,7 @@ def check_files(out: Checkpoint, manifest: Manifest, hashed: dict[str, str], fai
     damaged = {f.file for f in failures.kept}
     card = _later_card(out, manifest, failures)
     recorded: dict[str, tuple[int | None, str]] = {**manifest.files}
-    if card:
+    if card is not None:
         recorded = {**{n: f for n, f in recorded.items() if n != CARD}, **{n: (None, sha) for n, sha in card.items()}}
     for name, (size, sha256) in recorded.items():
         file = open_optional(out, name)
@@ -122,23 +122,23 @@ def check_files(out: Checkpoint, manifest: Manifest, hashed: dict[str, str], fai
             where = "" if name in damaged or name not in out.shards else _region(out, name)
             by = "card" if size is None else "manifest"
             failures.add("hash", f"its bytes are not those that the {by} records{where}", file=name)
-    for name in sorted(set(_present(out)) - set(recorded) - _UNRECORDED - ({CARD} if card else set())):
+    for name in sorted(set(_present(out)) - set(recorded) - _UNRECORDED - ({CARD} if card is not None else set())):
         failures.add("extra", "is in the output folder, but the manifest does not list it", file=name)
     return read
 
 
-def _later_card(out: Checkpoint, manifest: Manifest, failures: Failures) -> dict[str, str]:
-    """The files that a README.md of ``truecast card`` lists, with their sha256; empty where it is none, or the recorded one."""
+def _later_card(out: Checkpoint, manifest: Manifest, failures: Failures) -> dict[str, str] | None:
+    """The records that a README.md of ``truecast card`` lists, with their sha256; None where it is none of those."""
     file = open_optional(out, CARD)
     if file is None:
-        return {}
+        return None
     try:
         data = file.read(0, file.size) if file.size <= MAX_BYTES else b""
     finally:
         file.close()
     listed = sealed_files(data)
     if not listed or hashlib.sha256(data).hexdigest() == manifest.files.get(CARD, (0, ""))[1]:
-        return {}
+        return None
     if listed.pop(MANIFEST, None) != manifest.sha256:
         failures.add("hash", f"is the card of another {MANIFEST}", file=CARD)
     return listed
