@@ -31,7 +31,7 @@ def options(records: Path) -> Iterator[str]:
     Raises: ValueError for a file of another kind.
     """
     for path in sorted(records.glob("*.json"), key=_order):
-        kind, label = _named(path)
+        kind, label, _ = _named(path)
         if kind in ANEW:
             continue
         if kind not in KINDS:
@@ -61,24 +61,30 @@ def main() -> None:
     """Make the card and put it, its manifest and its records into this repository."""
     parser = argparse.ArgumentParser(prog="python -m examples.nano_k3.card", description=__doc__)
     parser.add_argument("records", nargs="?", type=Path, default=CARD / "records", help="folder of records")
-    with tempfile.TemporaryDirectory() as folder:
-        out = make(parser.parse_args().records.absolute(), Path(folder))
+    folder = Path(tempfile.gettempdir()) / "nano-K3-card"  # of one name, which the launch plan holds
+    folder.mkdir()
+    try:
+        out = make(parser.parse_args().records.absolute(), folder)
         shutil.rmtree(CARD, ignore_errors=True)
         CARD.mkdir()
         for name in ("README.md", "truecast.json"):
             shutil.copy(out / name, CARD / name)
         shutil.copytree(out / "records", CARD / "records")
+    finally:
+        shutil.rmtree(folder)
 
 
-def _named(path: Path) -> tuple[str, str]:
+def _named(path: Path) -> tuple[str, str, int]:
+    """Kind, label and number of a record, from its name."""
     kind, *rest = path.stem.split(".")
-    return kind, rest[0] if rest and not rest[0].isdecimal() else ""
+    number = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
+    return kind, ".".join(rest), number
 
 
-def _order(path: Path) -> tuple[int, str, str]:
+def _order(path: Path) -> tuple[bool, str, str, int]:
     """``native`` before other labels, so that it is the first column."""
-    label = _named(path)[1]
-    return (0 if label == "native" else 1, label, path.name)
+    kind, label, number = _named(path)
+    return label != "native", label, kind, number
 
 
 if __name__ == "__main__":

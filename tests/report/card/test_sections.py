@@ -90,6 +90,22 @@ def test_several_nodes_have_a_head(out: Path, made: dict[str, Document]) -> None
     assert "with `NODE_RANK` from 0 to 7 and `HEAD`" in text and '--dist-init-addr "$HEAD:20000"' in text
 
 
+def test_a_plan_shows_no_place_of_its_machine(out: Path, made: dict[str, Document]) -> None:
+    plan = made["launch"]
+    plan["model"]["location"] = "out"
+    plan["draft"] = "/models/draft"
+    plan["arguments"].append(
+        {"name": "--speculative-draft-model-path", "value": "/models/draft", "why": "x", "shell": False}
+    )
+    plan["notes"].append("read from /models/draft")
+    text = card(out, made)
+    assert (
+        '--speculative-draft-model-path "$DRAFT"' in text and "read from &#36;DRAFT" in text and "/models" not in text
+    )
+    plan["arguments"][0]["value"] = "some-lab/Small-K3-W4AFP8"
+    assert "\n  --model-path some-lab/Small-K3-W4AFP8 \\\n" in card(out, made), "a name on the hub stays"
+
+
 @pytest.mark.parametrize("value", ["$(id)", "a b", "x; id", "`id`"])
 def test_a_value_of_the_plan_is_quoted(out: Path, made: dict[str, Document], value: str) -> None:
     made["launch"]["arguments"][2]["value"] = value

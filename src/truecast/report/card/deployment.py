@@ -19,9 +19,9 @@ from truecast.report.card.content import (
     paragraph,
     table,
 )
-from truecast.report.card.record import Record
+from truecast.report.card.record import Record, pointer
 
-_HERE = "$MODEL"
+_HERE, _DRAFT = "$MODEL", "$DRAFT"
 _REQUIRED = "plug-in, required: "
 _NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
@@ -56,7 +56,7 @@ def deployment(record: Record) -> Iterator[Block]:
         " is this folder, or its name on the hub",
     ]  # fmt: skip
     if record.get("draft") is not None:
-        words += ["; the draft model is ", _draft(record)]
+        words += ["; ", Code(_DRAFT), ", if it stands there, is the draft model's, ", _draft(record)]
     yield paragraph(*words, ".")
     if nodes > 1:
         last = record.derived(f"{nodes - 1}", nodes - 1, "less 1", "nodes_per_replica")
@@ -104,20 +104,29 @@ def _value(record: Record, key: str, i: int) -> Words:
     """Quoted for a shell; an expression of the plan's own stays one, between double quotes."""
     value = record.get(key, i, "value") or ""
     at = (key, i, "value")
-    if value == record.get("model", "location"):
-        return (record.derived(f'"{_HERE}"', value, "the checkpoint's place", *at),)
+    if (place := _places(record).get(value)) is not None:
+        return (record.derived(f'"{place}"', value, "a place on the machine that planned", *at),)
     if record.get(key, i, "shell") is True:
-        return (Figure(f'"{value}"', value, record.file, f"/{key}/{i}/value", how="between double quotes"),)
+        return (Figure(f'"{value}"', value, record.file, pointer(at), how="between double quotes"),)
     quoted = shlex.quote(value)
-    return (Figure(quoted, value, record.file, f"/{key}/{i}/value", how="" if quoted == value else "quoted"),)
+    return (Figure(quoted, value, record.file, pointer(at), how="" if quoted == value else "quoted"),)
+
+
+def _places(record: Record) -> dict[str, str]:
+    """Folders of the machine that planned -> the variable that stands for them. Names on the hub stay as they are."""
+    found = {}
+    for i in range(len(record.array("arguments"))):
+        name, value = record.string("arguments", i, "name"), record.get("arguments", i, "value")
+        if name.endswith("-path") and isinstance(value, str) and value.startswith(("/", "~")):
+            found[value] = _HERE if name == "--model-path" else _DRAFT
+    return found
 
 
 def _shown(record: Record, text: str, *path: str | int) -> Figure:
-    """A text of the plan, with ``$MODEL`` for the place of the checkpoint on the machine that planned."""
-    location = record.get("model", "location")
-    if isinstance(location, str) and len(location) > 1:
-        text = text.replace(location, _HERE)
-    how = "" if text == record.get(*path) else "in other words for a place"
+    """A text of the plan, with variables for places of the machine that planned."""
+    for place, name in _places(record).items():
+        text = text.replace(place, name)
+    how = "" if text == record.get(*path) else "without a place on the machine that planned"
     return record.derived(text, text, how, *path)
 
 

@@ -11,6 +11,7 @@ from truecast.report.card.record import Record
 from truecast.report.card.scored import task_of
 from truecast.report.words import percent
 
+_ABOUT = {"bench": "load tests", "audit": "audits"}
 KINDS = ("eval", "bench", "audit")
 _RATES = {"stream": "tok/s per stream", "aggregate": "aggregate tok/s"}
 
@@ -28,7 +29,8 @@ def difference_words(record: Record, a: Record, b: Record) -> Iterator[Words]:
     yield from {"eval": _evals, "bench": _loads, "audit": _audits}[record.string("kind")](record, a.name, b.name)
     if record.get("warnings") is not None:
         for i in range(len(record.array("warnings"))):
-            yield "Of this comparison: ", record.text("warnings", i), "."
+            about = task_of(record) if record.get("kind") == "eval" else (_ABOUT[record.string("kind")],)
+            yield *about, ", compared: ", record.text("warnings", i), "."
 
 
 def points(share: float) -> str:
