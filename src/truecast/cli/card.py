@@ -13,7 +13,7 @@ from rich.console import Console
 from truecast.checkpoint.journal import MANIFEST
 from truecast.checkpoint.writer import write_file
 from truecast.cli.card_folder import CardFolder
-from truecast.cli.card_records import fingerprint_of, local_places, read_manifest, read_records
+from truecast.cli.card_records import identity_of, local_places, read_manifest, read_records
 from truecast.cli.output import print_result, say
 from truecast.errors import RefusedError
 from truecast.report.card import Card, make_card
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = read_manifest(args.manifest or args.out / MANIFEST)
     given = [manifest, *read_records(args)]
     folder = CardFolder(args.out, manifest, given[1:])
-    card = make_card([item.record for item in given], fingerprint_of(args.out))
+    card = make_card([item.record for item in given], identity_of(args.out))
     page = None if args.html is None else render_card_page(card).encode()
     if page is not None:
         _check_page(args.html, args.out)

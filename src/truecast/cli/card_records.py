@@ -17,6 +17,7 @@ from truecast.checkpoint.source import SHARD_SUFFIX, open_checkpoint
 from truecast.cli.recorded import read_recorded
 from truecast.errors import InputError, UsageError
 from truecast.report.card import Record
+from truecast.report.card.record import THIS
 from truecast.verify.manifest import read_manifest as parse_manifest
 from truecast.verify.report import Failures
 
@@ -68,9 +69,12 @@ def read_records(args: argparse.Namespace) -> list[Given]:
     return found
 
 
-def fingerprint_of(out: Path) -> str | None:
-    """The checkpoint's fingerprint; None where the folder holds no shards (a card may be made without them)."""
-    return open_checkpoint(out).fingerprint() if any(out.glob(f"*{SHARD_SUFFIX}")) else None
+def identity_of(out: Path) -> dict[str, str] | None:
+    """Fingerprint and sampled hash of the checkpoint; None where the folder holds no shards (a card may do without)."""
+    if not any(out.glob(f"*{SHARD_SUFFIX}")):
+        return None
+    checkpoint = open_checkpoint(out)
+    return {"fingerprint": checkpoint.fingerprint(), "weights": checkpoint.weights_sha256()}
 
 
 def local_places(document: Any, at: str = "") -> Iterator[str]:
@@ -95,16 +99,18 @@ def _labelled(text: str, kind: str) -> tuple[str, Path]:
     label, equals, path = text.partition("=")
     if not equals or kind == "compare" or Path(text).exists():
         return "", Path(text)
-    if not _LABEL.fullmatch(label) or label.isdigit():
+    if not _LABEL.fullmatch(label) or _slug(label).isdigit() or label == THIS:
         raise UsageError(
-            f"{label!r:.60} is no label", where=f"--{kind}", fix="LABEL is up to 40 letters, digits, spaces and . + - _"
+            f"{label!r:.60} is no label",
+            where=f"--{kind}",
+            fix="LABEL is up to 40 letters, digits and spaces, not digits alone",
         )
     return label, Path(path)
 
 
 def _name(kind: str, label: str, taken: set[str]) -> str:
     """``records/eval.native.json``; further ones of the same kind and label have a number."""
-    slug = re.sub(r"[^A-Za-z0-9_]+", "-", label).strip("-")
+    slug = _slug(label)
     if label and not slug:
         raise UsageError(f"{label!r} holds nothing for a file's name", where=f"--{kind}", fix="give a label in ASCII")
     stem = f"{RECORDS}/{kind}" + (f".{slug}" if slug else "")
@@ -112,3 +118,8 @@ def _name(kind: str, label: str, taken: set[str]) -> str:
     while (name := f"{stem}.json" if number == 1 else f"{stem}.{number}.json").lower() in taken:
         number += 1
     return name
+
+
+def _slug(label: str) -> str:
+    """A label as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", label).strip("-")

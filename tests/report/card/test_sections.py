@@ -60,6 +60,22 @@ def test_a_difference_comes_with_what_could_have_been_seen(out: Path, made: dict
     assert "significant" not in text
 
 
+def test_two_audits_with_positions(out: Path, made: dict[str, Document]) -> None:
+    made["compare.audit"] |= {
+        "paired": {"difference": {"mean": 0.00213, "interval": [0.00101, 0.00325]}},
+        "detectable": 0.0016,
+        "warnings": [],
+    }
+    told = f"KL of this checkpoint less that of {NATIVE}: 0.00213 nats per token (95% interval 0.00101 to 0.00325)."
+    assert f"- {told} A difference of 0.00160 would have been found with 80% power." in card(out, made)
+
+
+def test_acceptance_has_a_row_where_a_server_tells_it(out: Path, made: dict[str, Document]) -> None:
+    assert "accepted tokens a step" not in card(out, made)
+    made["bench"]["levels"][1]["acceptance_length"] = 2.4
+    assert "| accepted tokens a step, 50 concurrent | not measured | 2.40 |" in card(out, made)
+
+
 def test_an_unsound_load_test_says_so(out: Path, made: dict[str, Document]) -> None:
     made["bench"]["sound"] = made["bench"]["complete"] = False
     made["bench"]["levels"][0]["faults"] = made["bench"]["levels"][1]["faults"] = ["the client was saturated"]

@@ -210,6 +210,7 @@ LIES: list[tuple[str, str, Any, str]] = [
     ("audit", "/identical", True, "weights are said to be identical"),
     ("audit", "/reference/fingerprint", "00" * 32, "is not the source that this checkpoint was made from"),
     ("audit", "/candidate/fingerprint", "00" * 32, "is not this checkpoint's"),
+    ("audit", "/candidate/weights", "00" * 32, "is not this checkpoint's"),
     ("verify", "/ok", False, "the claim does not hold"),
     ("verify", "/declared", False, "did not use this checkpoint's truecast.json"),
     ("verify", "/manifest", "00" * 32, "is another checkpoint's"),
@@ -230,13 +231,13 @@ LIES: list[tuple[str, str, Any, str]] = [
 def test_a_record_that_lies(
     out: Path, made: dict[str, Document], name: str, pointer: str, value: Any, problem: str
 ) -> None:
-    fingerprint = made["verify"]["out"]
-    make_card(records(out, made), fingerprint)
-    if name == "audit" and pointer == "/candidate/fingerprint":
+    known = {"fingerprint": made["verify"]["out"], "weights": "77" * 32}
+    make_card(records(out, made), known)
+    if name == "audit" and pointer.startswith("/candidate"):
         del made["compare.audit"]
     put(made[name], pointer, value)
     with pytest.raises(InputError, match=re.escape(problem)) as caught:
-        make_card(records(out, made), fingerprint)
+        make_card(records(out, made), known)
     assert caught.value.where == f"{name}.json" and caught.value.fix
 
 

@@ -64,6 +64,9 @@ def load_rows(records: Sequence[Record], columns: Sequence[str]) -> Iterator[Row
             for name, title in SHOWN:
                 words = f"{title}, ", at, f" concurrent{numbered(number, len(found))}"
                 yield row(words, same, columns, _cell(concurrency, name))
+            if any(_accepted(record, concurrency) is not None for record in same):
+                words = "accepted tokens a step, ", at, f" concurrent{numbered(number, len(found))}"
+                yield row(words, same, columns, _acceptance(concurrency))
 
 
 def _cell(concurrency: int, name: str) -> Cell:
@@ -78,6 +81,20 @@ def _cell(concurrency: int, name: str) -> Cell:
         return words if record.get("sound") else (*words, ", not sound")
 
     return cell
+
+
+def _acceptance(concurrency: int) -> Cell:
+    def cell(record: Record) -> Words:
+        i = _accepted(record, concurrency)
+        return (ABSENT,) if i is None else (record.figure("levels", i, "acceptance_length"),)
+
+    return cell
+
+
+def _accepted(record: Record, concurrency: int) -> int | None:
+    """The place of the level, where the server told its acceptance length."""
+    i = level_of(record, concurrency)
+    return None if i is None or record.get("levels", i, "acceptance_length") is None else i
 
 
 def level_of(record: Record, concurrency: int) -> int | None:

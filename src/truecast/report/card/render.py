@@ -56,9 +56,9 @@ def render_card(manifest: Mapping[str, Any]) -> str:
     return make_card([Record("manifest", "truecast.json", "truecast.json", manifest)]).markdown
 
 
-def make_card(records: Sequence[Record], out: str | None = None) -> Card:
-    """The card. ``records``: the manifest first, then in the order in which the user gave them; ``out``: the checkpoint's
-    fingerprint, where its shards are at hand.
+def make_card(records: Sequence[Record], out: Mapping[str, str] | None = None) -> Card:
+    """The card. ``records``: the manifest first, then in the order in which the user gave them; ``out``: ``fingerprint`` and
+    ``weights`` of the checkpoint, where its shards are at hand.
 
     The same records give the same card. Raises: InputError for a record that is broken, contradicts itself, or is of
     another checkpoint.
@@ -88,12 +88,14 @@ def make_card(records: Sequence[Record], out: str | None = None) -> Card:
     return Card(name_of(manifest), tuple(lines), tuple(blocks), (*figures, *figures_of(blocks)), tuple(records))
 
 
-def _checked(manifest: Record, rest: Sequence[Record], out: str | None) -> list[tuple[Record, Record, Record]]:
+def _checked(
+    manifest: Record, rest: Sequence[Record], out: Mapping[str, str] | None
+) -> list[tuple[Record, Record, Record]]:
     target = manifest.string("target", "format"), manifest.string("target", "dialect")
     for record in rest:
         match record.kind:
             case "verify":
-                check_proof(record, manifest, out)
+                check_proof(record, manifest, None if out is None else out["fingerprint"])
             case "launch":
                 check_launch(record, target)
             case "bench":
@@ -102,9 +104,9 @@ def _checked(manifest: Record, rest: Sequence[Record], out: str | None) -> list[
                 check_eval(record)
             case "audit":
                 check_audit(record, manifest.string("source", "fingerprint"))
-                found = record.get("candidate", "fingerprint")
-                if not record.label and out is not None and found not in (None, out):
-                    raise record.bad(f"is not {THIS}'s: name whose audit it is with LABEL=", "candidate", "fingerprint")
+                for key, ours in (out or {}).items():
+                    if not record.label and record.get("candidate", key) not in (None, ours):
+                        raise record.bad(f"is not {THIS}'s: name whose audit it is with LABEL=", "candidate", key)
         if not record.label and record.kind in ("bench", "eval", "audit"):
             check_format(record, "candidate" if record.kind == "audit" else "server", target[0])
     return [(record, *check_comparison(record, rest)) for record in rest if record.kind == "compare"]
