@@ -87,6 +87,7 @@ def write_prompts(folder: Path, count: int = 200, **keys: Any) -> Path:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in for AIPerf runs in this process, which saves the start of one."""
     monkeypatch.setattr("truecast.bench.bench.find_aiperf", lambda: "")
+    monkeypatch.setattr("truecast.bench.bench.version_of", lambda _: "0.13.0")
     monkeypatch.setattr("truecast.bench.bench.run_load", load_in_process)
 
 

@@ -98,6 +98,9 @@ def timed(results: list[dict[str, Any]], streams: int, warmup: int, begin_ns: in
 
 def main(argv: list[str]) -> None:
     """The command line that bench uses. The clock begins when the configuration was written, just before the start."""
+    if argv == ["--version"]:
+        print("0.13.0")
+        return
     assert argv[:2] == ["profile", "--config"]
     config = Path(argv[2])
     bench = json.loads(config.read_text())["benchmark"]

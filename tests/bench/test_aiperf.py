@@ -7,7 +7,7 @@ import pytest
 
 from tests.bench.conftest import Serve, write_prompts
 from tests.bench.made import doubts, run_of
-from truecast.bench.aiperf import Load, configuration, environment, find_aiperf, last_error
+from truecast.bench.aiperf import Load, configuration, environment, find_aiperf, last_error, version_of, workers
 from truecast.bench.bench import bench
 from truecast.bench.document import Options
 from truecast.bench.figures import decode_speed
@@ -47,7 +47,45 @@ def test_the_key_is_sent_and_the_hub_is_not_offline(monkeypatch: pytest.MonkeyPa
         "endpoint"
     ]
     assert endpoint["headers"] == {"authorization": "Bearer k"}
-    assert "HF_HUB_OFFLINE" not in environment()
+    assert "HF_HUB_OFFLINE" not in environment(tmp_path)
+
+
+def test_what_aiperf_leaves_behind_goes_with_its_folder() -> None:
+    """Unless the paths of its sockets there were longer than a system takes."""
+    assert environment(Path("/tmp/truecast-bench-abcdefgh"))["TMPDIR"] == "/tmp/truecast-bench-abcdefgh"
+    long = Path("/tmp/" + "x" * 60)
+    assert environment(long).get("TMPDIR") != str(long)
+
+
+@pytest.mark.parametrize(
+    ("streams", "cores", "processes"), [(1, 16, 1), (20, 16, 1), (50, 16, 2), (200, 16, 8), (1000, 16, 14), (200, 2, 1)]
+)
+def test_few_processes_send_few_streams(streams: int, cores: int, processes: int) -> None:
+    assert workers(streams, cores) == processes
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 0.13.4", None),
+        ("echo aiperf 0.13.0", None),
+        ("echo 0.12.0", "is AIPerf 0.12.0; only the records of 0.13 are known"),
+        ("echo 1.13.0", "is AIPerf 1.13.0"),
+        ("echo no module >&2; exit 1", "is no AIPerf that runs: --version says no module"),
+        (None, "cannot be run"),
+    ],
+)
+def test_only_the_version_whose_records_are_known(tmp_path: Path, script: str | None, words: str | None) -> None:
+    program = tmp_path / "aiperf"
+    if script is not None:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    if words is None:
+        assert version_of(str(program)).startswith("0.13.")
+        return
+    with pytest.raises(InputError, match=words) as error:
+        version_of(str(program))
+    assert "pip install 'truecast[bench]'" in str(error.value)
 
 
 def test_what_a_log_says(tmp_path: Path) -> None:
@@ -75,7 +113,7 @@ def test_a_recorded_export() -> None:
     assert requests[7].times[0] - requests[7].sent == pytest.approx((at[0] - raw["start_perf_ns"]) / 1e9, abs=1e-6)
     words = doubts(run_of(requests, 2), 2)
     assert "1 of 8 requests failed, most with: 500: worker died" in words
-    assert "1% of the requests left 233 ms late" in words
+    assert "requests left more than 50 ms late" in words
 
 
 @pytest.mark.skipif(not installed(), reason="AIPerf is not installed: pip install 'truecast[bench]'")

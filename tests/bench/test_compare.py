@@ -23,7 +23,7 @@ def document(levels: dict[int, list[tuple[float, float]]], /, **changes: Any) ->
         "complete": True,
         "sound": True,
         "server": {"model": "native"},
-        "prompts": {"file": "aime.jsonl", "prompts": 60, "distinct": 60},
+        "prompts": {"file": "aime.jsonl", "sha256": "ab", "prompts": 60, "distinct": 60},
         "sampling": {"temperature": 1.0},
         "requests": None,
         "duration": 600.0,
@@ -70,9 +70,27 @@ def test_what_does_not_stand_is_told() -> None:
 
 @pytest.mark.parametrize("key", ["prompts", "sampling", "requests", "duration"])
 def test_other_load_is_no_comparison(key: str) -> None:
-    a, b = parse_bench(document(A), "a.json"), parse_bench(document(B, **{key: "other"}), "b.json")
-    with pytest.raises(InputError, match=f"{key} differ"):
+    other = {"file": "aime.jsonl", "sha256": "cd", "prompts": 60, "distinct": 60} if key == "prompts" else "other"
+    a, b = parse_bench(document(A), "a.json"), parse_bench(document(B, **{key: other}), "b.json")
+    with pytest.raises(InputError, match=f"{key}.* differ"):
         compare_benches(a, b)
+
+
+def test_another_cache_or_another_way_of_counting_is_told() -> None:
+    levels = [{"concurrency": 20, "runs": [{"figures": {"stream": 1.0}, "cache": {"before": "kept"}}] * 2}]
+    flushed = [{"concurrency": 20, "runs": [{"figures": {"stream": 1.0}, "cache": {"before": "flushed"}}] * 2}]
+    a = parse_bench(document(A, levels=levels, server={"per_chunk": True}), "a.json")
+    b = parse_bench(document(A, levels=flushed, server={"per_chunk": False}), "b.json")
+    told = " / ".join(compare_benches(a, b)["warnings"])
+    assert "the prefix cache before a run: A kept, B flushed" in told
+    assert "only one server counted the tokens of each chunk" in told
+    assert compare_benches(a, a)["warnings"] == []
+
+
+def test_a_file_of_prompts_is_known_by_its_bytes_not_by_its_name() -> None:
+    renamed = {"file": "copy.jsonl", "sha256": "ab", "prompts": 60, "distinct": 60}
+    a, b = parse_bench(document(A), "a.json"), parse_bench(document(B, prompts=renamed), "b.json")
+    assert len(compare_benches(a, b)["levels"]) == 2
 
 
 def test_nothing_in_common() -> None:
@@ -87,8 +105,10 @@ def level(**changes: Any) -> dict[str, Any]:
 
 BAD: dict[str, dict[str, Any]] = {
     "schema is not": {"schema": 1},
+    "prompts.sha256 is no text": {"prompts": {"file": "aime.jsonl", "prompts": 60, "distinct": 60}},
     "levels is no list": {"levels": []},
     "levels[0].concurrency": level(concurrency=True),
+    "levels[0].concurrency is no whole": level(concurrency=10**400),
     "levels[1].concurrency": {"levels": level()["levels"] * 2},
     "levels[0].runs is no list": level(runs=[3]),
     "levels[0].runs[0].figures is no object": level(runs=[{}]),

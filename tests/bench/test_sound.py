@@ -28,7 +28,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "in_flight": 10.0,
         "client": {"used": 0.3, "waited": 0.1},
         "server": {"queued": 0.0},
-        "send_lag_p99": 0.002,
+        "sent_late": 1,
         "halves": [100.0, 101.0],
         "cache": {"prompt_tokens": 1000, "cached_tokens": 0},
         "figures": {"stream": 30.0, "stream_e2e": 28.0},
@@ -42,7 +42,7 @@ def run(**changes: Any) -> dict[str, Any]:
         ({"requests": {"errors": {"500: x": 2}}}, "2 of 100 requests failed, most with: 500: x"),
         ({"in_flight": 9.4}, "only 9.4 of 10 streams"),
         ({"client": {"used": 0.55, "waited": 0.4}}, "saturated: its busiest process"),
-        ({"send_lag_p99": 0.08}, "80 ms late"),
+        ({"sent_late": 2}, "2 requests left more than 50 ms late"),
         ({"figures": {"stream": None, "stream_e2e": None}}, "no request finished"),
     ],
 )
@@ -64,6 +64,7 @@ def test_what_spoils_a_run(changes: dict[str, Any], words: str) -> None:
         ({"requests": {"empty": 1}}, 100, "1 of 80 answers were empty"),
         ({"requests": {"at_once": 1}}, 100, "1 of 80 answers came all at once"),
         ({"requests": {"uncounted_chunks": 80}}, 100, "does not count tokens by chunk"),
+        ({"client": {"used": None, "waited": None}}, 100, "how busy the client was is not known"),
         ({"requests": {"unfinished_at_end": 81}}, 100, "still running at the window's end"),
     ],
 )

@@ -67,6 +67,15 @@ def test_without_running_counts_tokens_are_spread_over_the_chunks() -> None:
     assert decode_speed(request) == pytest.approx(9 / 3)
 
 
+@pytest.mark.parametrize("count", [0, 12], ids=["only the prompt's", "the final one"])
+def test_the_same_count_on_every_chunk_is_none(count: int) -> None:
+    chunks = [(float(i), event({"content": "x"}, count)) for i in range(1, 5)]
+    request = request_of(record(*chunks, (4.0, event({}, count, "stop")), END))
+    assert request.tokens.tolist() == [3, 3, 3, 3]
+    assert not request.counted
+    assert decode_speed(request) == pytest.approx(9 / 3)
+
+
 def test_the_end_token_without_text_counts_at_the_finish() -> None:
     request = request_of(
         record((1.0, event({"content": "a"}, 4)), (2.0, event({"content": "b"}, 11)), (2.5, event({}, 12, "stop")), END)

@@ -57,6 +57,10 @@ class Behaviour:
     """Each n-th answer has no token."""
     error_every: int = 0
     """Each n-th stream ends in an error event after some tokens."""
+    odd_every: int = 0
+    """Each n-th stream has ``odd_event`` after its first chunk."""
+    odd_event: str = ""
+    """The data of an event, as it is."""
     cold: int = 0
     """The first so many requests compile something: ``cold_ttft``."""
     cold_ttft: float = 0.0
@@ -241,6 +245,7 @@ class TimedServer:
         cut = b.cut_every and n % b.cut_every == b.cut_every - 1
         error = b.error_every and n % b.error_every == b.error_every - 1
         prompt_tokens = len(prompt.split())
+        probe = served.outcome == "probe"
         if not body.get("stream"):
             await asyncio.sleep(ttft + total * b.interval)
             usage = {"prompt_tokens": prompt_tokens, "completion_tokens": total, "total_tokens": prompt_tokens + total}
@@ -265,6 +270,8 @@ class TimedServer:
             out += size
             self.event(writer, self.chunk(b, n, channel, size, continuous, prompt_tokens, out, thinking))
             served.chunks.append((time.time(), size, channel))
+            if out == size and b.odd_every and not probe and n % b.odd_every == b.odd_every - 1:
+                self.write(writer, f"data: {b.odd_event}\n\n".encode())
             if (cut or error) and out >= total / 2:
                 served.outcome = "cut" if cut else "error"
                 if error:

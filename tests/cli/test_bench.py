@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,34 @@ def test_a_server_that_cannot_be_measured(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("url", "text", "words"),
+    [
+        (
+            "http://127.0.0.1:9",
+            '{"prompt": "a"}',
+            "cannot be reached: [Errno 111] Connection refused; is the server up?",
+        ),
+        ("http://none.invalid", '{"prompt": "a"}', "cannot be reached"),
+        ("ftp://127.0.0.1", '{"prompt": "a"}', "is no http address"),
+        ("http://user:pass@127.0.0.1:9", '{"prompt": "a"}', "cannot be reached"),
+        ("http://127.0.0.1:9", "", "holds no prompt"),
+    ],
+)
+def test_nothing_to_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str, text: str, words: str
+) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text(text)
+    out = tmp_path / "out"
+    argv = ["bench", url, "--prompts", str(file), "--concurrency", "2", "--requests", "4", "--out", str(out)]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -166,31 +196,78 @@ def test_without_aiperf(
 
 
 @pytest.mark.usefixtures("with_stand_in")
+def test_no_room_for_temporary_files(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    argv = ["bench", serve(**QUICK).url, "--prompts", prompts(tmp_path), "--concurrency", "2", "--requests", "4"]
+    assert main(argv) == 3
+    assert "none: cannot be written: No such file or directory; TMPDIR" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("with_stand_in")
 def test_aiperf_that_breaks_off(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truecast.bench.bench.find_aiperf", lambda: "/bin/false")
+    program = tmp_path / "aiperf"
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 0.13.0\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("truecast.bench.bench.find_aiperf", lambda: str(program))
     argv = ["bench", serve(**QUICK).url, "--prompts", prompts(tmp_path), "--concurrency", "2", "--requests", "4"]
     assert main(argv) == 2
     assert "AIPerf ended with 1" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_the_levels_that_have_finished(serve: Serve, tmp_path: Path, stand_in: str) -> None:
+@contextmanager
+def hanging(serve: Serve, folder: Path, stand_in: str) -> Iterator[subprocess.Popen[str]]:
+    """A load test whose first level has finished and whose second hangs; its temporary files are in ``folder``/tmp."""
     server = serve(**QUICK, hang_after=4 + 4)
-    out = tmp_path / "out"
-    options = ["bench", server.url, "--prompts", prompts(tmp_path), "--runs", "1", "--concurrency", "2,3"]
-    env = {**os.environ, "PATH": f"{Path(stand_in).parent}:{os.environ['PATH']}", "PYTHONPATH": "src"}
+    options = ["bench", server.url, "--prompts", prompts(folder), "--runs", "1", "--concurrency", "2,3"]
+    (folder / "tmp").mkdir()
+    path = f"{Path(stand_in).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": "src", "TMPDIR": str(folder / "tmp")}
     code = "import sys; sys.executable = '/none/python'; from truecast.cli.main import main; sys.exit(main())"
-    argv = [sys.executable, "-c", code, *options, "--requests", "4", "--out", str(out)]
+    argv = [sys.executable, "-c", code, *options, "--requests", "4", "--out", str(folder / "out")]
     with subprocess.Popen(argv, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as process:
         while server.page("/timed/state")["requests"] < 4 + 4 + 3:  # the second level hangs
             assert process.poll() is None
             time.sleep(0.05)
+        yield process
+
+
+def nothing_is_left(folder: Path) -> bool:
+    """Is there no process that works there, and no temporary file?"""
+    at_work = False
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            at_work |= str(folder / "tmp").encode() in (process / "cmdline").read_bytes()
+    return not at_work and not list((folder / "tmp").iterdir())
+
+
+def finished_levels(folder: Path) -> list[int]:
+    document = json.loads((folder / "out" / "bench.json").read_text())
+    assert not document["complete"]
+    return [level["concurrency"] for level in document["levels"]]
+
+
+def test_ctrl_c_keeps_the_levels_that_have_finished(serve: Serve, tmp_path: Path, stand_in: str) -> None:
+    with hanging(serve, tmp_path, stand_in) as process:
+        assert not nothing_is_left(tmp_path), "the load generator runs"
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the runs that had finished are kept" in said
     assert "Traceback" not in said
-    document = json.loads((out / "bench.json").read_text())
-    assert not document["complete"]
-    assert [level["concurrency"] for level in document["levels"]] == [2]
+    assert finished_levels(tmp_path) == [2]
+    assert nothing_is_left(tmp_path)
+
+
+def test_no_load_goes_on_after_a_kill(serve: Serve, tmp_path: Path, stand_in: str) -> None:
+    with hanging(serve, tmp_path, stand_in) as process:
+        process.kill()
+        process.communicate(timeout=60)
+    end = time.time() + 20
+    while not nothing_is_left(tmp_path):
+        assert time.time() < end
+        time.sleep(0.05)
+    assert finished_levels(tmp_path) == [2]

@@ -7,11 +7,10 @@ event of every stream with its arrival time (``raw`` export). Read in version 0.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -20,21 +19,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from truecast.bench.guard import guarded, kill_group
 from truecast.bench.http import authorization
+from truecast.bench.processes import cores
 from truecast.errors import InputError
 
 RECORDS = "profile_export_raw.jsonl"
 LOG = "aiperf.log"
-STOP_S = 20.0
-"""How long AIPerf may take to end when it is told to."""
+READ_IN = "0.13"
+"""The version whose records are understood; another may mean other things by the same names."""
+VERSION_S = 60.0
 DRAIN_S = 7 * 24 * 3600
 """Streams that run at the end of the duration are followed to their end, however long that takes."""
+STREAM_S = 6 * 3600
+"""A stream that goes on for longer is given up."""
 POLL_S = 0.5
 MIN_LOOKS_PER_S = 250
 LOOKS_PER_STREAM = 1
 """How often AIPerf looks for a stream that has ended, to send the next request: on average 2 ms late or less."""
+WORKER_STREAMS = 25
+"""Streams of one sending process. AIPerf's own choice is three quarters of all cores, which take long to start."""
+OTHER_PROCESSES = 2
+"""Cores that are left to what is no sending process: AIPerf's timing, and its records."""
+SOCKET_PATH = 107
+"""The longest path of a Unix socket on Linux, less its end."""
+SOCKET_NAME = 64
+"""The longest path below its folder of temporary files that AIPerf gives a socket."""
 SHOWN = 400
 """Characters of AIPerf's own words in an error."""
+_INSTALL = "pip install 'truecast[bench]'"
 _WORDS = {
     "version": "1.0",
     "added_tokens": [],
@@ -66,8 +79,25 @@ def find_aiperf() -> str:
     beside = Path(sys.executable).parent / "aiperf"
     found = str(beside) if beside.exists() else shutil.which("aiperf")
     if found is None:
-        raise InputError("bench needs AIPerf", fix="pip install 'truecast[bench]'")
-    return found
+        raise InputError("bench needs AIPerf", fix=_INSTALL)
+    return str(Path(found).absolute())
+
+
+def version_of(program: str) -> str:
+    """The program's version. Raises: InputError where it is no AIPerf, or one whose records are not understood."""
+    try:
+        asked = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, errors="replace", timeout=VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"cannot be run: {error}", where=program, fix=_INSTALL) from None
+    version = (asked.stdout.split() or [""])[-1]
+    if asked.returncode != 0 or not version[:1].isdigit():
+        said = " ".join(f"{asked.stdout} {asked.stderr}".split())[:SHOWN] or "nothing"
+        raise InputError(f"is no AIPerf that runs: --version says {said}", where=program, fix=_INSTALL)
+    if version.split(".")[:2] != READ_IN.split("."):
+        raise InputError(f"is AIPerf {version}; only the records of {READ_IN} are known", where=program, fix=_INSTALL)
+    return version
 
 
 def run_load(
@@ -76,7 +106,8 @@ def run_load(
     """Run one load to its end and return the file of raw records.
 
     ``poll`` is called twice a second with AIPerf's process id, the group of all its processes.
-    Raises: InputError if AIPerf cannot start or ends without records; KeyboardInterrupt, after AIPerf is stopped.
+    Nothing of AIPerf outlives this process, however it ends. Raises: InputError if AIPerf cannot start or ends without
+    records; KeyboardInterrupt, after AIPerf is stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
     inputs, tokenizer = folder / "inputs.jsonl", folder / "tokenizer"
@@ -86,21 +117,23 @@ def run_load(
     (tokenizer / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     config = folder / "aiperf.json"
     config.write_text(json.dumps(configuration(load, inputs, tokenizer, folder), indent=1))
-    with (folder / LOG).open("wb") as log:
-        process = subprocess.Popen(  # its own session: a Ctrl-C is passed on in _stop, once
+    with (folder / LOG).open("wb") as log, guarded(folder) as watch:
+        process = subprocess.Popen(  # its own session: a Ctrl-C is for this process, which then ends it
             [program, "profile", "--config", str(config)],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env=environment(),
+            cwd=folder,
+            env=environment(folder),
         )
         try:
+            watch(process.pid)
             while process.poll() is None:
                 poll(process.pid)
                 time.sleep(POLL_S)
         finally:
-            _stop(process)
+            kill_group(process)
     records = folder / RECORDS
     if process.returncode != 0 or not records.exists():
         said = last_error(folder / LOG)
@@ -124,6 +157,7 @@ def configuration(load: Load, inputs: Path, tokenizer: Path, folder: Path) -> di
                 "urls": [load.url],
                 "type": "chat",
                 "streaming": True,
+                "timeout": STREAM_S,
                 "useServerTokenCount": True,
                 "headers": authorization(load.key),
             },
@@ -136,16 +170,26 @@ def configuration(load: Load, inputs: Path, tokenizer: Path, folder: Path) -> di
             ],
             "tokenizer": {"name": str(tokenizer)},
             "artifacts": {"dir": str(folder), "raw": True},
-            "runtime": {"ui": "none"},
+            "runtime": {"ui": "none", "workers": workers(load.concurrency, cores())},
             "serverMetrics": {"enabled": False},
             "gpuTelemetry": {"enabled": False},
         },
     }
 
 
-def environment() -> dict[str, str]:
-    """This process's, less what makes AIPerf look for the tokenizer's folder in the hub's cache."""
+def workers(streams: int, usable: int) -> int:
+    """How many processes send, on so many cores."""
+    return max(1, min(math.ceil(streams / WORKER_STREAMS), usable - OTHER_PROCESSES))
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """This process's, less what makes AIPerf look for the tokenizer's folder in the hub's cache.
+
+    AIPerf leaves temporary files behind: they go to ``folder``, unless its sockets there would have too long a path.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    if len(os.fsencode(folder)) + SOCKET_NAME <= SOCKET_PATH:
+        kept["TMPDIR"] = str(folder)
     return {**kept, "AIPERF_DATASET_MMAP_CACHE_ENABLED": "false"}
 
 
@@ -155,14 +199,3 @@ def last_error(log: Path) -> str:
     lines = [line for line in lines if line and line != "Error Running AIPerf System"]
     told = [i for i, line in enumerate(lines) if "error" in line.lower()]
     return " ".join(lines[told[0] : told[0] + 3] if told else lines[-3:])[:SHOWN] or "it says nothing"
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End AIPerf and all that it started, gently at first."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

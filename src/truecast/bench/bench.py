@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from truecast.bench.aiperf import LOG, Load, find_aiperf, run_load
+from truecast.bench.aiperf import LOG, Load, find_aiperf, run_load, version_of
 from truecast.bench.document import Options, finish_level, head
 from truecast.bench.figures import run_figures
 from truecast.bench.keep import claim_folder, keep_requests, write_document
@@ -20,7 +21,7 @@ from truecast.bench.replicas import curve_of
 from truecast.bench.server import Server, counts_tokens, describe, flush_cache
 from truecast.bench.stream import Request, read_requests
 from truecast.bench.window import Window
-from truecast.errors import InputError
+from truecast.errors import InputError, RefusedError
 
 Tell = Callable[[str], None]
 
@@ -33,12 +34,14 @@ def bench(
     With ``out`` the document is written after every run: what has finished is kept, whatever comes after.
     Raises: InputError (server, prompts, AIPerf), RefusedError (``out`` is in use), KeyboardInterrupt.
     """
-    bodies = read_prompts(prompts)
-    curve = None if options.single is None else curve_of(options.single)
+    read = read_prompts(prompts)
+    bodies = read.bodies
+    curve = None if options.single is None else curve_of(options.single, read.sha256, options.sampling)
     program = find_aiperf()
+    version = version_of(program)
     server = describe(url, options.model, options.key)
     server = replace(server, per_chunk=counts_tokens(server, bodies[0]))
-    document = head(server, prompts, bodies, options, command)
+    document = head(server, read, version, options, command)
     if out is not None:
         claim_folder(out)
     sent = 0
@@ -75,15 +78,15 @@ def _run(
     load = Load(server.url, server.model, concurrency, options.requests, options.duration, server.key)
     monitor = Monitor(server.url, server.key)
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    with tempfile.TemporaryDirectory(prefix="truecast-bench-") as scratch:
-        folder = Path(scratch)
-        try:
-            payloads = request_bodies(bodies, options.sampling, server.model, per_chunk=server.per_chunk)
-            requests = list(read_requests(run_load(program, load, payloads, folder, monitor.poll)))
-        except InputError:
-            if out is not None and (folder / LOG).exists():
-                shutil.copy(folder / LOG, out / LOG)
-            raise
+    payloads = request_bodies(bodies, options.sampling, server.model, per_chunk=server.per_chunk)
+    try:
+        with tempfile.TemporaryDirectory(prefix="truecast-bench-") as scratch, _log_kept(Path(scratch), out):
+            records = run_load(program, load, payloads, Path(scratch), monitor.poll)
+            requests = list(read_requests(records, server.context))
+    except OSError as error:
+        where = f"temporary files in {tempfile.tempdir or 'the usual places'}"
+        fix = "TMPDIR names another place"
+        raise RefusedError(f"cannot be written: {error.strerror}", where=where, fix=fix) from None
     if all(r.error is not None for r in requests):
         said = requests[0].error if requests else "none was sent"
         raise InputError(f"every request failed: {said}", where=server.url)
@@ -91,3 +94,14 @@ def _run(
     window = Window(run["window"]["start"], run["window"]["end"])
     run["cache"]["before"] = cache
     return {"date": began, **run, "client": monitor.client(window), "server": monitor.server(window)}, requests
+
+
+@contextmanager
+def _log_kept(folder: Path, out: Path | None) -> Iterator[None]:
+    """Context of a load in ``folder``: where it breaks off, AIPerf's log goes to ``out``."""
+    try:
+        yield
+    except InputError:
+        if out is not None and (folder / LOG).exists():
+            shutil.copy(folder / LOG, out / LOG)
+        raise

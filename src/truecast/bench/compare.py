@@ -22,8 +22,11 @@ COMPARED = ("stream", "stream_e2e", "aggregate", "ttft", "ttft_answer")
 CLAIMED = ("stream", "aggregate")
 """Figures that a margin is about."""
 
-_SAME = ("prompts", "sampling", "requests", "duration")
-_AGAIN = "give the bench.json that `truecast bench` wrote"
+_SAME = ("prompts.sha256", "sampling", "requests", "duration")
+"""What has to be the same on both sides; a file of prompts may have another name."""
+
+MOST_STREAMS = 10**9
+AGAIN = "give the bench.json that `truecast bench` wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,14 @@ class Load:
 def parse_bench(document: Mapping[str, Any], where: str) -> Load:
     """A document of ``truecast bench``. Raises: InputError naming the field that is missing or senseless."""
     if document.get("schema") != SCHEMA:
-        raise InputError(f"schema is not {SCHEMA}", where=where, fix=_AGAIN)
+        raise InputError(f"schema is not {SCHEMA}", where=where, fix=AGAIN)
+    if not isinstance(field_of(document, "prompts.sha256"), str):
+        raise _bad("is no text", where, "prompts.sha256")
     rates: dict[int, dict[str, tuple[float, ...]]] = {}
     for i, level in enumerate(_entries(document, "levels", where, "levels")):
         at = f"levels[{i}]"
         concurrency = level.get("concurrency")
-        if type(concurrency) is not int or concurrency < 1 or concurrency in rates:
+        if type(concurrency) is not int or concurrency < 1 or concurrency > MOST_STREAMS or concurrency in rates:
             raise _bad("is no whole number of at least 1, or came before", where, f"{at}.concurrency")
         runs = [
             _figures(run, where, f"{at}.runs[{j}]")
@@ -62,7 +67,7 @@ def compare_benches(a: Load, b: Load, margin: float | None = None) -> dict[str, 
     Raises: InputError where prompts, sampling or length of the runs differ, or no concurrency was measured on both sides.
     """
     for key in _SAME:
-        one, other = a.document.get(key), b.document.get(key)
+        one, other = field_of(a.document, key), field_of(b.document, key)
         if one != other:
             raise InputError(
                 f"{key} differ: {one!r:.80} against {other!r:.80}",
@@ -82,6 +87,14 @@ def compare_benches(a: Load, b: Load, margin: float | None = None) -> dict[str, 
         "equivalence": _equivalence(levels, margin),
         "warnings": list(_warnings(a, b, levels)),
     }
+
+
+def field_of(document: Mapping[str, Any], path: str) -> Any:
+    """The entry at a dotted path; ``None`` where there is none."""
+    found: Any = document
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def _level(concurrency: int, a: Load, b: Load) -> dict[str, Any]:
@@ -152,8 +165,17 @@ def _warnings(a: Load, b: Load, levels: list[dict[str, Any]]) -> Iterator[str]:
         yield f"measured on one side only, left out: concurrency {', '.join(map(str, left))}"
     if a.document.get("replicas", 1) != b.document.get("replicas", 1):
         yield "the numbers of replicas differ"
+    if (one := _caches(a)) != (other := _caches(b)):
+        yield f"the prefix cache before a run: A {', '.join(one)}, B {', '.join(other)}"
+    if field_of(a.document, "server.per_chunk") != field_of(b.document, "server.per_chunk"):
+        yield "only one server counted the tokens of each chunk: the other's are spread evenly, which shifts `stream`"
     if any(f["interval"] is None for level in levels for f in level["figures"].values()):
         yield "one run on each side: no interval, because the spread between runs cannot be seen"
+
+
+def _caches(load: Load) -> list[str]:
+    """What was done with the prefix cache before the runs, each once."""
+    return sorted({str(field_of(run, "cache.before")) for level in load.document["levels"] for run in level["runs"]})
 
 
 def _figures(run: Mapping[str, Any], where: str, place: str) -> dict[str, float]:
@@ -175,4 +197,4 @@ def _entries(parent: Mapping[str, Any], key: str, where: str, place: str) -> lis
 
 
 def _bad(problem: str, where: str, place: str) -> InputError:
-    return InputError(f"{place} {problem}", where=where, fix=_AGAIN)
+    return InputError(f"{place} {problem}", where=where, fix=AGAIN)

@@ -12,7 +12,7 @@ import numpy as np
 
 from truecast import __version__
 from truecast.bench.figures import DEFINITIONS, PER_REQUEST
-from truecast.bench.prompts import diversity
+from truecast.bench.prompts import Prompts
 from truecast.bench.replicas import against_one
 from truecast.bench.server import Server
 from truecast.bench.sound import faults, remarks
@@ -39,9 +39,7 @@ class Options:
     """The server's key."""
 
 
-def head(
-    server: Server, prompts: Path, bodies: Sequence[Mapping[str, Any]], options: Options, command: Sequence[str]
-) -> dict[str, Any]:
+def head(server: Server, prompts: Prompts, aiperf: str, options: Options, command: Sequence[str]) -> dict[str, Any]:
     """The document before the first run."""
     return {
         "schema": SCHEMA,
@@ -51,7 +49,8 @@ def head(
         "complete": False,
         "sound": True,
         "server": server.document(),
-        "prompts": {"file": prompts.name, **diversity(bodies)},
+        "aiperf": aiperf,
+        "prompts": prompts.document(),
         "sampling": dict(options.sampling),
         "requests": options.requests,
         "duration": options.duration,

@@ -28,6 +28,9 @@ DEFINITIONS = {
 }
 """What each figure means; printed and recorded with the numbers."""
 
+MAX_LAG_S = 0.05
+"""A request that leaves later than this after it was decided on is late by the client's fault."""
+
 PER_REQUEST = ("stream", "stream_e2e", "ttft", "ttft_answer")
 """Figures that are medians over requests."""
 
@@ -45,6 +48,7 @@ def run_figures(requests: Sequence[Request], concurrency: int) -> dict[str, Any]
         "ttft": [float(r.times[0] - r.sent) for r in sent if r.times.size],
         "ttft_answer": [v for r in sent if (v := answer_delay(r)) is not None],
     }
+    lags = [r.sent - r.issued for r in requests if window.holds(r.sent)]
     aggregate = tokens_within(done, window) / window.seconds
     figures: dict[str, float | None] = {name: _median(samples[name]) for name in PER_REQUEST}
     figures |= {
@@ -63,9 +67,8 @@ def run_figures(requests: Sequence[Request], concurrency: int) -> dict[str, Any]
         "samples": samples,
         "requests": _counts(requests, done, finished, window),
         "halves": _halves(done, window),
-        "send_lag_p99": float(
-            np.quantile([r.sent - r.issued for r in requests if window.holds(r.sent)] or [0.0], 0.99)
-        ),
+        "send_lag_p99": float(np.quantile(lags or [0.0], 0.99)),
+        "sent_late": sum(lag > MAX_LAG_S for lag in lags),
         "cache": {
             "prompt_tokens": sum(r.prompt or 0 for r in sent),
             "cached_tokens": _sum_known([r.cached for r in sent]),
@@ -82,7 +85,7 @@ def decode_speed(request: Request) -> float | None:
 
 def whole_speed(request: Request) -> float | None:
     """Tokens a second from sending to the last token; ``None`` for an empty answer."""
-    if not request.output or not request.times.size:
+    if not request.output or not request.times.size or request.times[-1] <= request.sent:
         return None
     return float(request.output / (request.times[-1] - request.sent))
 

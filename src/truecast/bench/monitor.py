@@ -8,12 +8,16 @@ from collections import defaultdict
 
 import numpy as np
 
-from truecast.bench.http import ask
+from truecast.bench.http import DownError, ask
 from truecast.bench.processes import let_records_wait, worker_seconds
 from truecast.bench.window import Window
 from truecast.errors import InputError
 
 SCRAPE_EVERY_S = 2.0
+DOWN = 3
+"""Refused connections one after the other, after which the server has gone for good."""
+_MOST = 1e18
+"""A counter above is none."""
 _GAUGES = {
     "sglang:spec_accept_length": "acceptance_length",
     "sglang:num_running_reqs": "running",
@@ -22,7 +26,11 @@ _GAUGES = {
     "vllm:num_requests_waiting": "queued",
 }
 _DRAFTS, _ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+([0-9.eE+-]+|NaN)", re.MULTILINE)
+_KNOWN = {*_GAUGES, _DRAFTS, _ACCEPTED}
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
+_ENGINE = re.compile(r'(?:^|,)(?:dp_rank|engine)="([^"]*)"')
+"""The label by which SGLang and vLLM tell engines apart that each have requests of their own."""
+_MEANS = ("sglang:spec_accept_length",)
 
 
 class Monitor:
@@ -33,9 +41,13 @@ class Monitor:
         self._cpu: list[tuple[float, dict[int, tuple[float, float]]]] = []
         self._metrics: list[tuple[float, dict[str, float]]] = []
         self._next = 0.0
+        self._refused = 0
 
     def poll(self, group: int) -> None:
-        """Take one sample of the processes of this session, and now and then of the server's metrics."""
+        """Take one sample of the processes of this session, and now and then of the server's metrics.
+
+        Raises: InputError where the server has gone down: a load that only collects refusals is not worth its time.
+        """
         now = time.time()
         let_records_wait(group)
         self._cpu.append((now, worker_seconds(group)))
@@ -43,7 +55,13 @@ class Monitor:
             self._next = now + SCRAPE_EVERY_S
             try:
                 self._metrics.append((now, metrics_of(ask(self._url, timeout=SCRAPE_EVERY_S, key=self._key))))
+                self._refused = 0
+            except DownError:
+                self._refused += 1
+                if self._refused >= DOWN:
+                    raise InputError("went down while the load ran", where=self._url.removesuffix("/metrics")) from None
             except InputError:
+                self._refused = 0
                 self._next = now + 30.0  # no metrics here, or none for now
 
     def client(self, window: Window) -> dict[str, float | None]:
@@ -79,9 +97,22 @@ class Monitor:
 
 
 def metrics_of(text: str) -> dict[str, float]:
-    """Values of Prometheus' text format by name; those of several labels (ranks) are the largest."""
-    values: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(text):
-        if value != "NaN":
-            values[name] = max(values.get(name, float("-inf")), float(value))
-    return values
+    """Values of the metrics that are known here, from Prometheus' text format.
+
+    Ranks of one engine tell the same: the largest is taken. Engines beside each other (data parallel) have requests of
+    their own: their sum is taken, of a mean length their mean.
+    """
+    engines: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, labels, text_value in _SAMPLE.findall(text):
+        if name in _KNOWN and (value := _finite(text_value)) is not None:
+            engine = (_ENGINE.findall(labels) or [""])[0]
+            engines[name][engine] = max(engines[name].get(engine, 0.0), value)
+    return {name: sum(values.values()) / (len(values) if name in _MEANS else 1) for name, values in engines.items()}
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < _MOST else None

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 LATER = 15
 """Niceness of what can wait."""
+_SENDS, _RECORDS = re.compile(r"aiperf worker_(?!manager)"), re.compile(r"aiperf records?_")
+"""Titles that AIPerf gives its processes."""
 
 
 def members(session: int) -> Iterator[tuple[int, str]]:
     """Process id and title of each process of a session; nothing where there is no /proc."""
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):  # it has just ended
-            if int((process / "stat").read_text().rsplit(")", 1)[1].split()[3]) == session:
-                yield (
-                    int(process.name),
-                    (process / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"),
-                )
+        pid = int(process.name)
+        with suppress(OSError):  # it has just ended
+            if os.getsid(pid) == session:  # a look into its files would cost too much where there are thousands
+                yield pid, (process / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_seconds(session: int) -> dict[int, tuple[float, float]]:
     """Seconds of CPU, used and waited for, by each process that sends requests."""
     seconds: dict[int, tuple[float, float]] = {}
     for pid, title in members(session):
-        if "worker" in title and "worker_manager" not in title:
+        if _SENDS.match(title):
             with suppress(OSError, ValueError):
                 used, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
                 seconds[pid] = int(used) / 1e9, int(waited) / 1e9
@@ -36,6 +42,6 @@ def worker_seconds(session: int) -> dict[int, tuple[float, float]]:
 def let_records_wait(session: int) -> None:
     """Give the processes that only write records down what CPU the sending ones leave."""
     for pid, title in members(session):
-        if "record" in title:
+        if _RECORDS.match(title):
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, pid, LATER)

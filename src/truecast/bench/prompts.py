@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from truecast.errors import InputError
 
@@ -13,14 +15,29 @@ RESERVED = {"model", "stream", "stream_options", "n"}
 """Keys of a request body that the run itself decides."""
 
 
-def read_prompts(path: Path) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Prompts:
+    """A file of prompts: its request bodies, and the hash of its bytes, by which two runs had the same ones."""
+
+    file: str
+    sha256: str
+    bodies: list[dict[str, Any]]
+
+    def document(self) -> dict[str, Any]:
+        """For the record, with the counts of all and of distinct prompts (``messages`` only)."""
+        distinct = {json.dumps(body["messages"], sort_keys=True) for body in self.bodies}
+        return {"file": self.file, "sha256": self.sha256, "prompts": len(self.bodies), "distinct": len(distinct)}
+
+
+def read_prompts(path: Path) -> Prompts:
     """Request bodies of a JSONL file: ``{"messages": [...]}`` or ``{"prompt": "..."}`` a line.
 
     Further keys of a line (``tools``, ``max_tokens``, ``chat_template_kwargs``) go to the server as they are.
     Raises: InputError naming the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        data = path.read_bytes()
+        lines = data.decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path)) from None
     bodies = [_body(line, f"{path}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
@@ -28,13 +45,14 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         raise InputError(
             "holds no prompt", where=str(path), fix='one JSON object a line, e.g. {"prompt": "How many primes ..."}'
         )
-    return bodies
+    return Prompts(path.name, hashlib.sha256(data).hexdigest(), bodies)
 
 
 def _body(line: str, where: str) -> dict[str, Any]:
     try:
-        body = json.loads(line)
-    except ValueError as error:
+        body = json.loads(line, parse_constant=_no_constant)
+        json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is no text that can be sent
+    except (ValueError, RecursionError) as error:
         raise InputError(f"is no JSON: {error}", where=where) from None
     if not isinstance(body, dict):
         raise InputError("is no JSON object", where=where)
@@ -49,6 +67,10 @@ def _body(line: str, where: str) -> dict[str, Any]:
     if not isinstance(messages, list) or not messages or not all(_is_message(m) for m in messages):
         raise InputError("has neither a prompt nor messages with a role each", where=where)
     return body
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is none")
 
 
 def _is_message(message: object) -> bool:
@@ -66,9 +88,3 @@ def request_bodies(
     if per_chunk:
         options["continuous_usage_stats"] = True
     return [{**sampling, **prompt, "model": model, "stream": True, "stream_options": options} for prompt in prompts]
-
-
-def diversity(prompts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Counts of all and of distinct prompts (``messages`` only)."""
-    distinct = {json.dumps(p["messages"], sort_keys=True) for p in prompts}
-    return {"prompts": len(prompts), "distinct": len(distinct)}

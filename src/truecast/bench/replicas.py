@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from truecast.bench.compare import AGAIN, field_of, parse_bench
 from truecast.errors import InputError
 
 
-def curve_of(path: Path) -> dict[float, float]:
-    """Median tok/s of a stream by concurrency, from one replica's bench.json. Raises: InputError."""
+def curve_of(path: Path, prompts: str, sampling: Mapping[str, Any]) -> dict[float, float]:
+    """Median tok/s of a stream by concurrency, from one replica's bench.json.
+
+    ``prompts``: the hash of the file of this run, ``sampling`` its settings: the other's have to be the same.
+    Raises: InputError.
+    """
     where = str(path)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", where=where) from None
-    if not isinstance(document, dict) or document.get("schema") != "truecast.bench/1":
-        raise InputError("is no bench.json", where=where, fix="the bench.json that `truecast bench --out` wrote")
-    try:
-        curve = {float(c["concurrency"]): c["figures"]["stream"]["value"] for c in document["levels"]}
-    except (KeyError, TypeError, ValueError):
-        raise InputError("is no bench.json of this version", where=where) from None
-    curve = {c: float(v) for c, v in curve.items() if isinstance(v, int | float) and v > 0}
+    if not isinstance(document, dict):
+        raise InputError("is no bench.json", where=where, fix=AGAIN)
+    load = parse_bench(document, where)
+    if field_of(document, "prompts.sha256") != prompts or document.get("sampling") != dict(sampling):
+        raise InputError("has other prompts or sampling", where=where, fix="measure one replica with the same")
+    if document.get("sound") is not True:
+        raise InputError("holds figures that do not stand; its own report says why", where=where)
+    if document.get("replicas") != 1:
+        raise InputError("is of more than one replica", where=where)
+    curve = {float(c): math.fsum(r["stream"]) / len(r["stream"]) for c, r in load.rates.items() if "stream" in r}
     if not curve:
         raise InputError("has no speed of a stream", where=where)
     return curve

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from truecast.bench.http import StatusError, ask, ask_json
+from truecast.bench.http import StatusError, ask, ask_json, server_message
+from truecast.bench.stream import MOST_TOKENS
 from truecast.errors import InputError
 
 PROBE_TIMEOUT_S = 600.0
 """A cold engine may compile for minutes before its first token."""
 PROBE_TOKENS = 16
 """More than the tokens without text that open an answer, such as a mark of reasoning."""
+MOST_SETTING = 1e18
+LONGEST_SETTING = 10_000
+"""Characters: a setting of SGLang may be a JSON of its own, but a record is no place for more."""
+_NOT_PROBED = {"max_completion_tokens", "min_tokens"}
+"""A prompt's own limits contradict the probe's."""
 _SECRET = re.compile(r"(api_?key|password|secret|credential|(^|_)token$)", re.IGNORECASE)
 _DESCRIPTIONS = ("/server_info", "/get_server_info")
 _FLUSHES = ("/flush_cache", "/reset_prefix_cache")
@@ -53,7 +60,8 @@ def describe(url: str, model: str | None, key: str | None = None) -> Server:
     base = base_url(url)
     listed = ask_json(f"{base}/v1/models", key=key)
     data = listed.get("data") if isinstance(listed, dict) else None
-    cards = {c["id"]: c for c in data or () if isinstance(c, dict) and isinstance(c.get("id"), str)}
+    entries = [c for c in data if isinstance(c, dict)] if isinstance(data, list) else []
+    cards = {c["id"]: c for c in entries if isinstance(c.get("id"), str) and c["id"]}
     if not cards:
         raise InputError("lists no model", where=f"{base}/v1/models", fix="is this an OpenAI-compatible server?")
     if model is not None and model not in cards:
@@ -62,8 +70,16 @@ def describe(url: str, model: str | None, key: str | None = None) -> Server:
     context = cards[name].get("max_model_len")
     info = _first_json(base, _DESCRIPTIONS, key)
     engine, version = _engine(base, info, key)
-    settings = {k: v for k, v in info.items() if isinstance(v, str | int | float | bool) and not _SECRET.search(k)}
-    return Server(base, name, context if isinstance(context, int) else None, engine, version, settings, key=key)
+    settings = {k: v for k, v in info.items() if _can_be_kept(v) and not _SECRET.search(k)}
+    known = context if type(context) is int and 0 < context <= MOST_TOKENS else None
+    return Server(base, name, known, engine, version, settings, key=key)
+
+
+def _can_be_kept(value: object) -> bool:
+    """Is this a scalar that a record can hold?"""
+    if isinstance(value, int | float):
+        return abs(value) <= MOST_SETTING  # no NaN, no infinity, no integer of 400 digits
+    return isinstance(value, str) and len(value) <= LONGEST_SETTING
 
 
 def _engine(base: str, info: dict[str, Any], key: str | None) -> tuple[str | None, str | None]:
@@ -93,38 +109,51 @@ def counts_tokens(server: Server, prompt: dict[str, Any]) -> bool:
     where = f"{server.url}/v1/chat/completions"
     for per_chunk in (True, False):
         options = {"include_usage": True, **({"continuous_usage_stats": True} if per_chunk else {})}
-        body = {**prompt, "model": server.model, "max_tokens": PROBE_TOKENS, "stream": True, "stream_options": options}
+        asked = {name: value for name, value in prompt.items() if name not in _NOT_PROBED}
+        body = {**asked, "model": server.model, "max_tokens": PROBE_TOKENS, "stream": True, "stream_options": options}
         try:
             text = ask(where, body, timeout=PROBE_TIMEOUT_S, key=server.key)
         except StatusError as error:
             if per_chunk and error.status in (400, 422):
                 continue
             raise
-        usages = [u for u in (_usage(line) for line in text.splitlines()) if u is not None]
-        if not usages:
+        events = list(_events(text))
+        if said := next((e["error"] for e in events if e.get("error")), None):
+            raise InputError(f"answers with an error: {server_message(json.dumps({'error': said}))}", where=where)
+        counts = sum(map(_counts, events))
+        if not counts:
             raise InputError(
                 "reports no usage: there is no token count to go by",
                 where=where,
                 fix="a server that honours stream_options.include_usage",
             )
-        return per_chunk and len(usages) > 1
+        return per_chunk and counts > 1
     raise InputError("refuses the request", where=where)
 
 
-def _usage(line: str) -> object:
-    try:
-        event = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}
-    except ValueError:
-        return None
-    return event.get("usage") if isinstance(event, dict) else None
+def _events(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events; what is none is left out."""
+    for line in text.splitlines():
+        try:
+            event = json.loads(line.removeprefix("data:")) if line.startswith("data:") else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def _counts(event: Mapping[str, Any]) -> bool:
+    usage = event.get("usage")
+    return isinstance(usage, dict) and type(usage.get("completion_tokens")) is int
 
 
 def flush_cache(server: Server) -> str:
     """Empty the server's prefix cache. Returns: ``flushed``, or ``cannot be flushed``."""
     for path in _FLUSHES:
         try:
-            ask(server.url + path, method="POST", timeout=60.0, key=server.key)
+            said = ask(server.url + path, method="POST", timeout=60.0, key=server.key)
         except InputError:
             continue
-        return "flushed"
+        if not said.lstrip().startswith("<"):  # a gateway's page for whatever it does not know
+            return "flushed"
     return "cannot be flushed"

@@ -21,6 +21,10 @@ from truecast.errors import InputError
 F64 = NDArray[np.float64]
 REASONING, ANSWER, TOOL = 0, 1, 2
 """Channels of a chunk."""
+MOST_TOKENS = 10**9
+"""A count above is no count."""
+SHOWN_FINISH = 40
+"""Characters of a reason to finish."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,16 @@ class Request:
     """Why this request does not count; ``None`` for one that finished."""
 
 
-def read_requests(path: Path) -> Iterator[Request]:
-    """The requests of one file of AIPerf's raw records, in its order. Raises: InputError naming the line."""
+def read_requests(path: Path, context: int | None = None) -> Iterator[Request]:
+    """The requests of one file of AIPerf's raw records, in its order. ``context``: the model's, if it is known.
+
+    Raises: InputError naming the line.
+    """
     try:
         with path.open(encoding="utf-8") as lines:
             for i, line in enumerate(lines, 1):
                 try:
-                    yield request_of(json.loads(line))
+                    yield request_of(json.loads(line), context)
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     where = f"{path}, line {i}"
                     raise InputError(f"is no raw record of AIPerf: {error!r}", where=where) from None
@@ -65,8 +72,8 @@ def read_requests(path: Path) -> Iterator[Request]:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
 
 
-def request_of(record: Mapping[str, Any]) -> Request:
-    """One raw record. Raises: KeyError, ValueError, TypeError, AttributeError for what is none."""
+def request_of(record: Mapping[str, Any], context: int | None = None) -> Request:
+    """One raw record: what the server sent may be anything. Raises: KeyError, ValueError, TypeError, AttributeError."""
     about = record["metadata"]
     started = int(about["request_start_ns"])
     chunks: list[tuple[int, int | None, int]] = []  # perf_ns, running count, channel
@@ -74,19 +81,21 @@ def request_of(record: Mapping[str, Any]) -> Request:
     finish, error, finished_at = None, None, 0
     for message in record["responses"]:
         at = started + int(message["perf_ns"]) - int(record["start_perf_ns"])
-        for event in _events(message):
-            error = error or _error_of(event)
-            usage = event.get("usage") or usage
-            running = _count(event.get("usage"), "completion_tokens")
-            for choice in event.get("choices") or ():
-                channel = channel_of(choice.get("delta") or {})
-                if channel is not None:
-                    chunks.append((at, running, channel))
-                if choice.get("finish_reason"):
-                    finish, finished_at = str(choice["finish_reason"]), at
+        try:
+            for event in _events(message):
+                error = error or _error_of(event)
+                now = _mapping(event.get("usage"))
+                usage = now or usage
+                for choice in map(_mapping, event.get("choices") or ()):
+                    channel = channel_of(_mapping(choice.get("delta")))
+                    if channel is not None:
+                        chunks.append((at, _count(now, "completion_tokens"), channel))
+                    if choice.get("finish_reason"):
+                        finish, finished_at = str(choice["finish_reason"])[:SHOWN_FINISH], at
+        except (ValueError, TypeError, RecursionError):
+            error = error or "sent an event that is no chunk of a chat completion"
     output = _count(usage, "completion_tokens") if finish else None
     times, tokens, channels, counted = _chunks(chunks, output, finished_at)
-    details = usage.get("completion_tokens_details") or {}
     return Request(
         warmup=about["benchmark_phase"] == "warmup",
         issued=int(about["credit_issued_ns"]) / 1e9,
@@ -98,10 +107,10 @@ def request_of(record: Mapping[str, Any]) -> Request:
         counted=counted,
         output=output,
         prompt=_count(usage, "prompt_tokens"),
-        cached=_count(usage.get("prompt_tokens_details"), "cached_tokens"),
-        reasoning=_count(usage, "reasoning_tokens", _count(details, "reasoning_tokens")),
+        cached=_cached(usage),
+        reasoning=_reasoning(usage, output),
         finish=finish,
-        error=error or _failure(record, finish, output),
+        error=error or _failure(record, finish, output) or _unlikely(output, len(chunks), context),
     )
 
 
@@ -124,15 +133,22 @@ def _events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield event
 
 
+def _mapping(value: object) -> Mapping[str, Any]:
+    """An object of the server's JSON, empty for ``null``. Raises: TypeError for anything else."""
+    if value is not None and not isinstance(value, dict):
+        raise TypeError("no object")
+    return value or {}
+
+
 def _chunks(
     chunks: list[tuple[int, int | None, int]], output: int | None, finished_at: int
 ) -> tuple[F64, F64, NDArray[np.int8], bool]:
     """Times, tokens and channels of the chunks, and whether the tokens are counted rather than spread."""
     times = [at / 1e9 for at, _, _ in chunks]
     channels = [channel for _, _, channel in chunks]
-    counted = bool(chunks) and all(running is not None for _, running, _ in chunks)
+    running = [r for _, r, _ in chunks if r is not None]
+    counted = bool(chunks) and len(running) == len(chunks) and _adds_up(running, output)
     if counted:
-        running = [int(r or 0) for _, r, _ in chunks]
         if output is not None and output > running[-1]:  # the end token has no text: it came with the finish
             running.append(output)
             times.append(max(finished_at / 1e9, times[-1]))
@@ -143,9 +159,35 @@ def _chunks(
     return np.array(times), tokens, np.array(channels, dtype=np.int8), counted
 
 
-def _count(usage: Any, key: str, default: int | None = None) -> int | None:
+def _adds_up(running: list[int], output: int | None) -> bool:
+    """Do the counts only grow, and to no more than the final one, which is what is gone by?
+
+    A server may give the same count on every chunk: that of the prompt alone, or its final one.
+    """
+    grows = len(running) < 2 or running[-1] > running[0]
+    return grows and running == sorted(running) and (output is None or running[-1] <= output)
+
+
+def _count(usage: object, key: str) -> int | None:
     value = usage.get(key) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and value >= 0 else default
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+
+
+def _cached(usage: Mapping[str, Any]) -> int | None:
+    """``None`` where it cannot be, being more than the prompt."""
+    prompt, cached = (
+        _count(usage, "prompt_tokens"),
+        _count(usage.get("prompt_tokens_details"), "cached_tokens"),
+    )
+    return None if cached is None or prompt is None or cached > prompt else cached
+
+
+def _reasoning(usage: Mapping[str, Any], output: int | None) -> int | None:
+    """SGLang's count, or OpenAI's; ``None`` where it cannot be, being more than the output."""
+    count = _count(usage, "reasoning_tokens")
+    if count is None:
+        count = _count(usage.get("completion_tokens_details"), "reasoning_tokens")
+    return None if count is None or output is None or count > output else count
 
 
 def _error_of(event: Mapping[str, Any]) -> str | None:
@@ -166,3 +208,12 @@ def _failure(record: Mapping[str, Any], finish: str | None, output: int | None) 
             return f"no answer: {server_message(str(error.get('message') or error.get('type') or 'cancelled'))}"
         return "the stream broke off before its finish"
     return None if output is not None else "no usage in the answer"
+
+
+def _unlikely(output: int | None, chunks: int, context: int | None) -> str | None:
+    """Why the server's token count is not believed."""
+    if chunks and not output:
+        return "the server counts no token in an answer that has some"
+    if output is not None and context is not None and output > context:
+        return f"the server counts {output} tokens in an answer, more than the model's context of {context}"
+    return None
