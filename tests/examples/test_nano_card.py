@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from examples.nano_k3.card import CARD, HERE, options
+from benchmarks.deployment.table import RECORDS
+from examples.nano_k3.card import CARD, HERE, gather, options
 from truecast.convert import Target, convert
 
 DOCUMENTED = {"version", "sha256"}
@@ -42,7 +43,7 @@ def test_its_manifest_is_what_converting_gives(tmp_path: Path) -> None:
 
 def test_it_has_all_parts_and_the_script_knows_its_records() -> None:
     kinds = {word for word in options(CARD / "records") if word.startswith("--")}
-    assert kinds == {"--bench", "--eval", "--audit", "--compare"}
+    assert kinds == {"--bench", "--eval", "--audit"}
     text = (CARD / "README.md").read_text()
     for words in (
         "Proved by `truecast verify`",
@@ -53,3 +54,17 @@ def test_it_has_all_parts_and_the_script_knows_its_records() -> None:
     ):
         assert words in text
     assert "No task was run" not in text and "Speed was not measured" not in text
+
+
+def test_records_of_the_benchmark_are_found(tmp_path: Path) -> None:
+    for folder in ("mxfp4", "nvfp4", "w4afp8"):
+        for path in RECORDS.values():
+            file = tmp_path / "records" / folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("{}")
+    given = gather(tmp_path / "records", tmp_path / "given")
+    names = {p.name for p in given.iterdir()}
+    assert {"bench.native.json", "eval.NVFP4.json", "audit.json", "audit.2.json", "audit.NVFP4.2.json"} <= names
+    assert len(names) == 3 * len(RECORDS)
+    words = list(options(given))
+    assert words[:2] == ["--audit", f"native={given}/audit.native.json"] and f"NVFP4={given}/bench.NVFP4.json" in words

@@ -16,8 +16,8 @@ from tests.evals import records as evals
 from tests.report.audit_example import example as audit_document
 from truecast.audit.side_by_side import side_by_side
 from truecast.bench.compare import compare_benches, parse_bench
-from truecast.bench.document import finish_level
 from truecast.bench.server import Server
+from truecast.bench.spread import interval_over_runs
 from truecast.checkpoint.source import open_checkpoint
 from truecast.convert import Target, convert
 from truecast.evals.compare import compare_evals
@@ -89,7 +89,7 @@ def load(speed: float, model: str, levels: Sequence[int] = (20, 50)) -> Document
         "complete": True,
         "sound": True,
         "server": server.document(),
-        "prompts": {"file": "aime.jsonl", "prompts": 60, "distinct": 59},
+        "prompts": {"file": f"{model}.jsonl", "sha256": "5e" * 32, "prompts": 60, "distinct": 59},
         "sampling": {"temperature": 0.6},
         "requests": None,
         "duration": 600.0,
@@ -98,40 +98,26 @@ def load(speed: float, model: str, levels: Sequence[int] = (20, 50)) -> Document
         "levels": [],
     }
     for concurrency in levels:
+        speeds = [speed * 30 / (10 + concurrency) * factor for factor in (1, 1.01)]
+        runs = [
+            {"figures": {"stream": v, "aggregate": 30 * v, "ttft": 8 / v}, "cache": {"before": "flushed"}}
+            for v in speeds
+        ]
         level: Document = {
             "concurrency": concurrency,
-            "runs": [run(speed * 30 / (10 + concurrency) * f) for f in (1, 1.01)],
+            "runs": runs,
+            "faults": [],
+            "remarks": [],
+            "acceptance_length": None,
         }
+        level["figures"] = {name: over_runs([run["figures"][name] for run in runs]) for name in runs[0]["figures"]}
         document["levels"].append(level)
-        for r in level["runs"]:
-            r["in_flight"] = float(concurrency)
-        finish_level(level, document, server, None)
     return document
 
 
-def run(speed: float) -> Document:
-    """One run at one concurrency, sound."""
-    figures = dict.fromkeys(("ttft_p99", "reasoning_share", "output_tokens", "tokens_per_chunk", "residual_e2e"), None)
-    figures |= {
-        "stream": speed,
-        "stream_e2e": speed,
-        "aggregate": 30 * speed,
-        "residual": 0.9,
-        "ttft": 0.4,
-        "ttft_answer": 0.5,
-    }
-    counts = {"sent": 90, "finished_in_window": 80, "finish": {"stop": 80}, "errors": {}, "empty": 0, "at_once": 0}
-    return {
-        "figures": figures,
-        "samples": {name: [speed] * 9 for name in ("stream", "stream_e2e", "ttft", "ttft_answer")},
-        "requests": {**counts, "uncounted_chunks": 0, "warmup": 4, "unfinished_at_end": 3},
-        "window": {"start": 0.0, "end": 600.0, "seconds": 600.0},
-        "halves": [speed, speed],
-        "send_lag_p99": 0.001,
-        "cache": {"prompt_tokens": 9000, "cached_tokens": 0, "before": "flushed"},
-        "client": {"used": 0.1, "waited": 0.0},
-        "server": {"acceptance_length": None, "running": None, "queued": None},
-    }
+def over_runs(values: list[float]) -> Document:
+    """A figure over its runs."""
+    return {"value": float(np.mean(values)), "runs": values, "interval_over_runs": interval_over_runs(values)}
 
 
 def answers(rng: np.random.Generator, model: str) -> Document:

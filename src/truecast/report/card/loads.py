@@ -12,7 +12,7 @@ from truecast.report.card.server import server_words
 
 SHOWN = (("stream", "tok/s per stream"), ("aggregate", "aggregate tok/s"), ("ttft", "seconds to the first token"))
 """Figures of a level and what the card calls them."""
-_SAME = ("prompts", "sampling", "requests", "duration", "replicas")
+_SAME = ("sampling", "requests", "duration", "replicas")
 
 
 def check_load(record: Record) -> None:
@@ -47,7 +47,7 @@ def _check_figure(record: Record, level: int, name: str) -> None:
 
 def load_setups(records: Sequence[Record]) -> list[list[Record]]:
     """Load tests of the same prompts and settings, together."""
-    return setups(records, lambda r: [r.get(key) for key in _SAME])
+    return setups(records, lambda r: [r.get("prompts", "sha256") or r.get("prompts"), *(r.get(key) for key in _SAME)])
 
 
 def load_rows(records: Sequence[Record], columns: Sequence[str]) -> Iterator[Row]:
