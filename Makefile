@@ -24,8 +24,11 @@ demo: $(VENV)/.serve
 demo-smollm2: $(VENV)/.demo
 	$(BIN)/python -m examples.smollm2.demo demo-smollm2
 
-test: lint $(VENV)/.transformers
-	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
+# Tests start some thousand processes, which begin sooner where byte code is kept. Files go to the processes by name: by
+# number of tests the slowest file, which has one, would come last.
+test: export PYTHONDONTWRITEBYTECODE =
+test: lint $(VENV)/.transformers $(VENV)/.aiperf
+	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -43,8 +46,12 @@ clean:
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo '$(PYTHON) is older than 3.11; try: make PYTHON=python3.12' >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
-	  && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	$(call environment,$(VENV))
+
+define environment
+$(PYTHON) -m venv $(1) || { $(PYTHON) -m venv --clear --without-pip $(1) \
+  && $(PYTHON) -m pip --python $(1)/bin/python install --quiet pip; }
+endef
 
 # One stamp an extra. For `make demo`: torch, and what the reference model's tokenizer and server need.
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
@@ -71,6 +78,14 @@ $(VENV)/.transformers: $(VENV)/.dev Makefile
 	  'transformers==4.56.2' 'huggingface_hub>=0.34,<1' 'tokenizers>=0.22,<=0.23.0' 'accelerate>=1.10,<2' psutil
 	$(PIP) --no-deps --target $(VENV)/transformers/5.17 \
 	  'transformers==5.17.*' 'huggingface_hub>=1.5,<2' 'tokenizers>=0.23.1,<0.24' 'accelerate>=1.10,<2' psutil
+	touch $@
+
+# AIPerf in an environment of its own, as its pins contradict others': 860 MB. Its program is found beside .venv's python.
+$(VENV)/.aiperf: Makefile | $(BIN)/python
+	$(call environment,$(VENV)/aiperf)
+	$(VENV)/aiperf/bin/python -m pip install --quiet --disable-pip-version-check \
+	  'aiperf>=0.13,<0.14; python_version < "3.14"'
+	ln -sf ../aiperf/bin/aiperf $(BIN)/aiperf
 	touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import hashlib
 import json
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 import truecast
+from examples.shaped import kimi_k3
 from truecast.checkpoint.header import encode_header, nbytes_of
 from truecast.cli.main import main
 
@@ -162,18 +164,19 @@ def tiny(tmp_path: Path, write_checkpoint: Callable[..., Path], tiny_shards: Cal
     return folder
 
 
+def hashes(folder: Path) -> dict[str, str]:
+    """Relative path -> sha256 of every file of an output folder, outside ``.truecast``."""
+    files = {p.relative_to(folder): p for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(name): hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in files.items()
+        if name.parts[0] != ".truecast"
+    }
+
+
 @pytest.fixture(scope="session")
 def tree() -> Callable[[Path], dict[str, str]]:
-    """Relative path -> sha256 of every file of an output folder, outside ``.truecast``."""
-
-    def hashes(folder: Path) -> dict[str, str]:
-        files = {p.relative_to(folder): p for p in sorted(folder.rglob("*")) if p.is_file()}
-        return {
-            str(name): hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in files.items()
-            if name.parts[0] != ".truecast"
-        }
-
+    """See :func:`hashes`."""
     return hashes
 
 
@@ -183,3 +186,17 @@ def stamps() -> Callable[[Path], dict[str, tuple[int, int]]]:
     return lambda folder: {
         str(p.relative_to(folder)): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in sorted(folder.rglob("*"))
     }
+
+
+@pytest.fixture(scope="session")
+def full_k3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The full Kimi-K3: true headers, files of the released size, contents that read as zeros. Made by one process for all."""
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "full-kimi-k3"
+    shared.mkdir(exist_ok=True)
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "made").exists():
+            kimi_k3.make(shared / "Kimi-K3", shape=kimi_k3.FULL, sparse=True)
+            (shared / "made").touch()
+    return shared / "Kimi-K3"

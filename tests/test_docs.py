@@ -71,8 +71,9 @@ def test_relative_links_resolve(page: Path) -> None:
 
 @pytest.mark.parametrize(("page", "command"), commands())
 def test_command_lines_parse(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(command)[1:]
     try:
-        build_parser().parse_args(shlex.split(command)[1:])
+        build_parser(words).parse_args(words)
     except SystemExit:
         pytest.fail(f"{page}: `{command}` does not parse: {capsys.readouterr().err}")
 
@@ -133,7 +134,7 @@ def test_the_weights_script_makes_a_file_that_convert_takes(tmp_path: Path) -> N
     pytest.importorskip("safetensors")
     page = (DOCS / "convert.md").read_text(encoding="utf-8")
     assert "examples.shaped.kimi_k3 K3 --expert-width 128" in page
-    kimi_k3.make(tmp_path / "K3", shape=kimi_k3.K3Shape(expert_width=128))
+    kimi_k3.make(tmp_path / "K3", shape=kimi_k3.K3Shape(layers=2, experts=2, expert_width=128))
     script = re.findall(r"```python\n(.+?)```", page, re.DOTALL)[0]
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
     weights = tmp_path / "w.safetensors"

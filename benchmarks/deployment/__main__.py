@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.deployment.chat import bodies, chat_folder, starts, write_lines
 from benchmarks.deployment.servers import FORMATS, STREAMS, NotReadyError, command, environment, serving
-from benchmarks.deployment.table import RECORDS, records, table
+from benchmarks.deployment.table import records, table
 from benchmarks.sglang.__main__ import plug
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--steps", default=",".join(STEPS))
     parser.add_argument("--concurrency", default="8,20")
-    parser.add_argument("--duration", default="15", help="seconds of a run after its warm-up")
+    parser.add_argument("--duration", default="8", help="seconds of a run after its warm-up")
     parser.add_argument("--runs", default="3", help="of a level")
     parser.add_argument("--samples", default="8", help="answers to a dialogue")
     parser.add_argument("--jit", type=Path, help="compiled kernels: TVM_FFI_CACHE_DIR")
@@ -117,7 +118,8 @@ def _measure(urls: dict[str, str], steps: Sequence[str], options: argparse.Names
     if "bench" in steps:
         prompts = write_lines(work / "prompts.jsonl", bodies(DIALOGUES))
         for name, url in urls.items():
-            if not (out[name] / RECORDS["bench"]).exists():
+            if not records(out[name]).get("bench", {}).get("complete"):
+                shutil.rmtree(out[name] / "bench", ignore_errors=True)
                 load = ("--concurrency", options.concurrency, "--duration", options.duration, "--runs", options.runs)
                 asked = ("--prompts", prompts, *load, "--max-tokens", "200", "--temperature", "0")
                 fine &= truecast("bench", url, *asked, "--out", out[name] / "bench")

@@ -15,12 +15,16 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reaso
 @pytest.fixture
 def child() -> Iterator[int]:
     """A process in a session of its own."""
-    with subprocess.Popen(["/bin/sh", "-c", "read x"], stdin=subprocess.PIPE, start_new_session=True) as process:
+    pipe = subprocess.PIPE
+    command = ["/bin/sh", "-c", "echo; read x"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # until then it may still show no command line
         yield process.pid
 
 
 def test_the_members_of_a_session(child: int) -> None:
-    assert list(processes.members(child)) == [(child, "/bin/sh -c read x ")]
+    assert list(processes.members(child)) == [(child, "/bin/sh -c echo; read x ")]
     assert child not in dict(processes.members(os.getsid(0)))
     assert list(processes.members(-1)) == []
 

@@ -175,7 +175,7 @@ def test_terminal(tiny: Path, tmp_path: Path, command: Callable[..., list[str]],
 def test_imports_are_light(environment: dict[str, str]) -> None:
     """No verb of the core needs torch; numba and the like only where they are used."""
     program = (
-        "import sys, truecast.cli.main as m; m.build_parser()\n"
+        "import sys, truecast.cli.main as m; m.build_parser(list(m.VERBS))\n"
         "print([n for n in ('torch', 'numba', 'transformers', 'fsspec', 'safetensors', 'pandas') if n in sys.modules])"
     )
     begun = time.monotonic()
@@ -184,6 +184,27 @@ def test_imports_are_light(environment: dict[str, str]) -> None:
     )
     assert done.stdout == "[]\n"
     assert time.monotonic() - begun < 5  # about 0.3 s on an idle core
+
+
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        (["--help"], ("numpy", "truecast.layouts", "truecast.serve")),
+        (["convert", "--help"], ("truecast.serve", "truecast.verify", "truecast.bench", "ssl")),
+    ],
+)
+def test_only_the_verb_asked_for_is_imported(
+    words: list[str], unneeded: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    program = (
+        "import sys, truecast.cli.main as m\n"
+        "try: m.main(sys.argv[1:])\n"
+        f"except SystemExit: print([n for n in {unneeded} if n in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == "[]\n"
 
 
 def test_no_verb_runs_torch(tiny: Path, tmp_path: Path, environment: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,7 @@ class Release:
 
     @staticmethod
     def of(version: str) -> Release:
-        return Release(version, zipfile.ZipFile(wheel_file("sglang", version)))
+        return Release(version, _opened(str(wheel_file("sglang", version)), os.getpid()))
 
     def path(self, module: str) -> str:
         """The file of a dotted module name inside the wheel."""
@@ -108,10 +109,15 @@ def hook_registry(release: Release, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @cache
+def _opened(wheel: str, process: int) -> zipfile.ZipFile:
+    """A wheel, whose list of files takes a tenth of a second to read; a fork has to open it itself."""
+    return zipfile.ZipFile(wheel)
+
+
+@cache
 def text(wheel: str, path: str) -> str:
     """A source file of a wheel, unpacked once a process."""
-    with zipfile.ZipFile(wheel) as file:
-        return file.read(path).decode()
+    return _opened(wheel, os.getpid()).read(path).decode()
 
 
 @cache

@@ -17,6 +17,8 @@ from functools import cache
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+from tests.engines.conftest import text
+
 ROOT = "sglang/srt/"
 SOURCES = {
     "utils/common.py": {"set_weight_attrs", "add_prefix", "make_layers"},
@@ -111,9 +113,7 @@ def _cut(wheel: zipfile.ZipFile, path: str, names: set[str]) -> list[ast.stmt]:
 def _pickled(wheel: str, path: str, names: frozenset[str]) -> bytes:
     """Parsed once a process, for a test that wants a fresh copy: a copy takes a hundredth of the time."""
     found: dict[str, ast.stmt] = {}
-    with zipfile.ZipFile(wheel) as file:
-        source = file.read(path).decode()
-    for node in ast.parse(source).body:
+    for node in ast.parse(text(wheel, path)).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         name = target.id if isinstance(target, ast.Name) else getattr(node, "name", None)
         if name in names:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from truecast.bench.http import StatusError, ask, ask_json, server_message
-from truecast.bench.stream import MOST_TOKENS
+from truecast.bench.usage import MOST_TOKENS
 from truecast.errors import InputError
 
 PROBE_TIMEOUT_S = 600.0

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truecast.bench.http import server_message
+from truecast.bench.usage import adds_up, cached_in, count_in, reasoning_in, unlikely
 from truecast.errors import InputError
 
 F64 = NDArray[np.float64]
 REASONING, ANSWER, TOOL = 0, 1, 2
 """Channels of a chunk."""
-MOST_TOKENS = 10**9
-"""A count above is no count."""
 SHOWN_FINISH = 40
 """Characters of a reason to finish."""
 
@@ -89,12 +88,12 @@ def request_of(record: Mapping[str, Any], context: int | None = None) -> Request
                 for choice in map(_mapping, event.get("choices") or ()):
                     channel = channel_of(_mapping(choice.get("delta")))
                     if channel is not None:
-                        chunks.append((at, _count(now, "completion_tokens"), channel))
+                        chunks.append((at, count_in(now, "completion_tokens"), channel))
                     if choice.get("finish_reason"):
                         finish, finished_at = str(choice["finish_reason"])[:SHOWN_FINISH], at
         except (ValueError, TypeError, RecursionError):
             error = error or "sent an event that is no chunk of a chat completion"
-    output = _count(usage, "completion_tokens") if finish else None
+    output = count_in(usage, "completion_tokens") if finish else None
     times, tokens, channels, counted = _chunks(chunks, output, finished_at)
     return Request(
         warmup=about["benchmark_phase"] == "warmup",
@@ -106,11 +105,11 @@ def request_of(record: Mapping[str, Any], context: int | None = None) -> Request
         channels=channels,
         counted=counted,
         output=output,
-        prompt=_count(usage, "prompt_tokens"),
-        cached=_cached(usage),
-        reasoning=_reasoning(usage, output),
+        prompt=count_in(usage, "prompt_tokens"),
+        cached=cached_in(usage),
+        reasoning=reasoning_in(usage, output),
         finish=finish,
-        error=error or _failure(record, finish, output) or _unlikely(output, len(chunks), context),
+        error=error or _failure(record, finish, output) or unlikely(output, len(chunks), context),
     )
 
 
@@ -147,7 +146,7 @@ def _chunks(
     times = [at / 1e9 for at, _, _ in chunks]
     channels = [channel for _, _, channel in chunks]
     running = [r for _, r, _ in chunks if r is not None]
-    counted = bool(chunks) and len(running) == len(chunks) and _adds_up(running, output)
+    counted = bool(chunks) and len(running) == len(chunks) and adds_up(running, output)
     if counted:
         if output is not None and output > running[-1]:  # the end token has no text: it came with the finish
             running.append(output)
@@ -157,37 +156,6 @@ def _chunks(
     else:
         tokens = np.full(len(chunks), (output or 0) / max(1, len(chunks)))
     return np.array(times), tokens, np.array(channels, dtype=np.int8), counted
-
-
-def _adds_up(running: list[int], output: int | None) -> bool:
-    """Do the counts only grow, and to no more than the final one, which is what is gone by?
-
-    A server may give the same count on every chunk: that of the prompt alone, or its final one.
-    """
-    grows = len(running) < 2 or running[-1] > running[0]
-    return grows and running == sorted(running) and (output is None or running[-1] <= output)
-
-
-def _count(usage: object, key: str) -> int | None:
-    value = usage.get(key) if isinstance(usage, dict) else None
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
-
-
-def _cached(usage: Mapping[str, Any]) -> int | None:
-    """``None`` where it cannot be, being more than the prompt."""
-    prompt, cached = (
-        _count(usage, "prompt_tokens"),
-        _count(usage.get("prompt_tokens_details"), "cached_tokens"),
-    )
-    return None if cached is None or prompt is None or cached > prompt else cached
-
-
-def _reasoning(usage: Mapping[str, Any], output: int | None) -> int | None:
-    """SGLang's count, or OpenAI's; ``None`` where it cannot be, being more than the output."""
-    count = _count(usage, "reasoning_tokens")
-    if count is None:
-        count = _count(usage.get("completion_tokens_details"), "reasoning_tokens")
-    return None if count is None or output is None or count > output else count
 
 
 def _error_of(event: Mapping[str, Any]) -> str | None:
@@ -208,12 +176,3 @@ def _failure(record: Mapping[str, Any], finish: str | None, output: int | None) 
             return f"no answer: {server_message(str(error.get('message') or error.get('type') or 'cancelled'))}"
         return "the stream broke off before its finish"
     return None if output is not None else "no usage in the answer"
-
-
-def _unlikely(output: int | None, chunks: int, context: int | None) -> str | None:
-    """Why the server's token count is not believed."""
-    if chunks and not output:
-        return "the server counts no token in an answer that has some"
-    if output is not None and context is not None and output > context:
-        return f"the server counts {output} tokens in an answer, more than the model's context of {context}"
-    return None

@@ -309,17 +309,16 @@ def _read_shard(checkpoint: Checkpoint, name: str, report: Problem) -> None:
         size = file.size
     finally:
         file.close()
-    for tensor in tensors.values():
-        if tensor.name in checkpoint.tensors:
-            other = checkpoint.tensors[tensor.name].file
-            report(
-                InputError(
-                    f"stands in {other} too",
-                    where=f"{tensor.name} in {where}",
-                    fix="remove the stale shard",
-                    code="tensor-duplicate",
-                )
+    for tensor in [t for t in tensors if t in checkpoint.tensors]:
+        other = checkpoint.tensors[tensor].file
+        report(
+            InputError(
+                f"stands in {other} too",
+                where=f"{tensor} in {where}",
+                fix="remove the stale shard",
+                code="tensor-duplicate",
             )
+        )
     checkpoint.tensors.update(tensors)
     checkpoint.shards[name], checkpoint.shard_metadata[name] = size, metadata
     checkpoint.header_sha256[name] = digest.hexdigest()

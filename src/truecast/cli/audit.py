@@ -25,8 +25,6 @@ from truecast.report.audit_page import render_audit_page, verdict
 from truecast.report.audit_paired import paired_verdict
 from truecast.report.words import counted, figure, percent
 
-NAME = "audit"
-HELP = "Measure what a cast costs: exact KL to the reference, with intervals, reading each weight once."
 PAGE, RESULT = audit_served.PAGE, "audit.json"
 SHOWN_LAYERS = 5
 
@@ -65,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     audit_served.refuse_without_server(args)
     if args.ref is None or args.cand is None:
         raise UsageError("REF and CAND are needed, or --server URL --reference CKPT|URL")
-    with needing("torch", NAME):
+    with needing("torch", args.verb):
         from truecast.audit.audit import audit
         from truecast.audit.options import Options
     if args.against is not None:

@@ -18,8 +18,6 @@ from truecast.cli.options import add_key, key_of
 from truecast.cli.output import positive, print_result, say, table
 from truecast.errors import UsageError
 
-NAME = "bench"
-HELP = "Measure a deployment under load: speed of a stream, aggregate, time to first token, in the same steady window."
 _FIGURES = {
     "stream": ("tok/s per stream, median", "{:.1f}"),
     "stream_e2e": ("tok/s per stream, end to end, median", "{:.1f}"),

@@ -11,9 +11,6 @@ from truecast.cli.options import add_corpus, add_memory, add_model_device, needi
 from truecast.cli.output import gigabytes, print_result, progress
 from truecast.report.words import counted
 
-NAME = "calibrate"
-HELP = "Note what enters each quantized matrix over a corpus: activation scales, and weights for rounding."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
@@ -27,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate and print what the file holds."""
-    with needing("torch", NAME):
+    with needing("torch", args.verb):
         from truecast.audit.calibrate import calibrate
     with progress(args) as report:
         result = calibrate(

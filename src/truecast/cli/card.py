@@ -20,8 +20,6 @@ from truecast.report.card import Card, make_card
 from truecast.report.card.html import render_card_page
 from truecast.report.words import counted
 
-NAME = "card"
-HELP = "Write the model card: a README.md in which every figure comes from a recorded file beside it."
 LABELLED = (("audit", "KL to the source"), ("bench", "speed"), ("eval", "a task's score"))
 """Options that take LABEL=FILE, and what their records hold."""
 

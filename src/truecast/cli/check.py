@@ -11,8 +11,6 @@ from truecast.report.words import counted
 from truecast.serve import GPUS, find_gpu
 from truecast.verify.check import CheckReport, check
 
-NAME = "check"
-HELP = "Look for faults in any checkpoint: scales, twins, index, exclude lists, conventions."
 CLAIM_FAILS = 1
 
 

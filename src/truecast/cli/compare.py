@@ -19,8 +19,6 @@ from truecast.evals.record import parse_record
 from truecast.report.comparison import audit_words, bench_words, ends, eval_words, name_of, points
 from truecast.report.words import figure, percent
 
-NAME = "compare"
-HELP = "Compare two evals, load tests or audits: the difference, and the effect that could have been seen."
 CLAIM_FAILS = 1
 _KINDS = {"truecast.eval/1": "eval", "truecast.bench/1": "bench", "truecast.audit/1": "audit"}
 

@@ -19,9 +19,6 @@ from truecast.report.card import render_card
 from truecast.report.outcome import outcome_line
 from truecast.report.words import counted
 
-NAME = "convert"
-HELP = "Recast a checkpoint. Runs again after any interruption; the output is the same byte for byte."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""

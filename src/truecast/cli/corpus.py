@@ -9,9 +9,6 @@ from pathlib import Path
 from truecast.cli.options import add_model_device, needing
 from truecast.cli.output import REPORT_EVERY_S, positive, print_result, say
 
-NAME = "corpus"
-HELP = "Make documents for an audit: continuations of prompts, sampled from the model itself or from a server."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
@@ -32,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the corpus and print what it holds."""
-    with needing("serve", NAME):
+    with needing("serve", args.verb):
         from truecast.audit.make_corpus import make_corpus
         from truecast.models.device import choose_device
     last = time.monotonic()

@@ -27,8 +27,6 @@ from truecast.serve.server_info import ServerFacts, server_info
 from truecast.serve.stored_model import StoredModel, stored_model
 from truecast.serve.topology import read_topology
 
-NAME = "doctor"
-HELP = "Find what would stop a deployment or make it answer wrongly, before it starts or while it runs."
 CLAIM_FAILS = 1
 _DRAFT = "--speculative-draft-model-path"
 _ORDER = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)

@@ -20,8 +20,6 @@ from truecast.cli.output import REPORT_EVERY_S, positive, print_result, say
 from truecast.errors import UsageError
 from truecast.serve.server_info import ServerFacts, server_info
 
-NAME = "eval"
-HELP = "Ask a running server a task's problems and score the answers, with error bars and truncation told apart."
 INCOMPLETE = 1
 
 

@@ -14,10 +14,8 @@ from truecast.families import find_family
 from truecast.layouts.base import class_of
 from truecast.layouts.recognise import recognise
 
-NAME = "inspect"
 SHOWN = 500
 """Rows of the printed table: rich measures every cell of it. ``--json`` has them all."""
-HELP = "Show what a checkpoint holds, from its headers alone."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,9 +24,6 @@ from truecast.serve.launch.versions import NEWEST
 from truecast.serve.stored_model import stored_model
 from truecast.serve.topology import read_topology
 
-NAME = "launch"
-HELP = "Work out how SGLang serves a checkpoint on given GPUs: flags, environment, memory, each with its reason."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""

@@ -23,8 +23,6 @@ from truecast.layouts import format_of
 from truecast.report.words import counted
 from truecast.serve import GPUS, find_gpu
 
-NAME = "plan"
-HELP = "Show what a conversion would write, from headers alone; --scan reads the scales and says whether it is exact."
 WOULD_REFUSE = 3
 SHOWN = 10
 """So many matrices that cannot be exact are named."""

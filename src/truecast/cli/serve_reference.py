@@ -12,9 +12,6 @@ from truecast.cli.output import print_result
 if TYPE_CHECKING:
     from truecast.serve.reference.served import Served
 
-NAME = "serve-reference"
-HELP = "Serve a checkpoint with the reference model, on the CPU or one GPU: OpenAI's API, to try it out."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
@@ -26,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM (exit 0) or Ctrl-C (exit 130)."""
-    with needing("serve", NAME):
+    with needing("serve", args.verb):
         from truecast.serve.reference.run import serve
     gc.enable()  # a server runs for long
 

@@ -12,8 +12,6 @@ from truecast.cli.options import add_key, key_of, needing
 from truecast.cli.output import print_result, say
 from truecast.serve.smoke import SECONDS, Finding, SmokeReport, smoke
 
-NAME = "smoke"
-HELP = "Test a running OpenAI-compatible server: answers, channels, tools, streams, canaries under load."
 CLAIM_FAILS = 1
 
 

@@ -13,8 +13,6 @@ from truecast.errors import UsageError
 from truecast.report.words import counted
 from truecast.verify import Report, verify, verify_against
 
-NAME = "verify"
-HELP = "Prove from the bytes on disk that OUT holds what SRC holds, element by element."
 CLAIM_FAILS = 1
 SHOWN = 20
 

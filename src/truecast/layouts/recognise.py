@@ -73,7 +73,7 @@ def recognise(tensors: Mapping[str, TensorInfo], problem: Callable[[InputError],
                         twice = f"{matrix.name} is stored twice"
                         _report(problem, InputError(twice, where=matrix.where, code="matrix-duplicate"))
                     matrices[matrix.name] = matrix
-                    claimed.update(view.tensor.name for view in matrix.parts.values())
+                    claimed.update([view.tensor.name for view in matrix.parts.values()])
                 break
     plain = {name: t for name, t in tensors.items() if name not in claimed}
     for tensor in plain.values():
@@ -92,7 +92,7 @@ def _report(problem: Callable[[InputError], None] | None, error: InputError) -> 
 def _second_meaning(tensor: TensorInfo, tensors: Mapping[str, TensorInfo], first: Layout) -> InputError | None:
     """What to say of codes that a second scale gives another meaning; None of nearly all, which have one scale."""
     module = tensor.name.removesuffix(".weight")
-    if sum(module + suffix in tensors for suffix in _SCALES) < 2:
+    if len([suffix for suffix in _SCALES if module + suffix in tensors]) < 2:
         return None
     others = [
         o.NAME for o in LAYOUTS.values() if o.NAME != first.NAME and o.FORMAT != "bf16" and o.match(tensor, tensors)
