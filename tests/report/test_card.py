@@ -14,7 +14,8 @@ from truecast.checkpoint.header import encode_header
 from truecast.convert import Target, convert
 from truecast.convert.source_card import MAX_BYTES, front_matter
 from truecast.errors import InexactError
-from truecast.report.card import outcome_line, render_card
+from truecast.report.card import render_card
+from truecast.report.outcome import outcome_line
 from truecast.report.words import counted
 
 EXPERT = "model.layers.0.mlp.experts.0."

@@ -15,7 +15,8 @@ from truecast.cli.output import add_jobs, gigabytes, print_result, progress
 from truecast.cli.target import add_target, target_of
 from truecast.convert import convert
 from truecast.convert.device import CHOICES
-from truecast.report.card import outcome_line, render_card
+from truecast.report.card import render_card
+from truecast.report.outcome import outcome_line
 from truecast.report.words import counted
 
 

@@ -29,6 +29,7 @@ VERBS = {
     "bench": "Measure a deployment under load: speed of a stream, aggregate, time to first token, in the same steady window.",
     "eval": "Ask a running server a task's problems and score the answers, with error bars and truncation told apart.",
     "compare": "Compare two evals, load tests or audits: the difference, and the effect that could have been seen.",
+    "card": "Write the model card: a README.md in which every figure comes from a recorded file beside it.",
 }
 """Verbs and what they are for. Each is a module of this package (``_`` for ``-``), imported where a command names it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from truecast import __version__
+from truecast.checkpoint.card_seal import CARD, MAX_BYTES, seal, sealed_files
 from truecast.checkpoint.files import stream
 from truecast.checkpoint.journal import FOLDER, MANIFEST, Journal
 from truecast.checkpoint.pool import run_jobs
@@ -99,7 +101,7 @@ def convert(
         files |= _copy_auxiliary(source, folder, code) | _write_small(work, folder)
         manifest = build_manifest(work, found, work.digest(), files, records.values(), code, notes, earlier)
         if card is not None:
-            manifest["files"]["README.md"] = _write(folder, "README.md", card(manifest).encode())
+            manifest["files"][CARD] = _write_card(folder, seal(card(manifest)))
         run = {"seconds": time.monotonic() - started, "jobs": jobs, "source": source.location}
         write_file(folder / FOLDER / "run.json", encode_json(run))
         write_file(folder / MANIFEST, encode_manifest(manifest))
@@ -140,6 +142,8 @@ def _complete(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | Non
         path = folder / name
         if not path.is_file():
             complete = False
+        elif name == CARD and _has_later_card(folder):
+            continue
         elif path.stat().st_size != entry["bytes"]:
             raise RefusedError(
                 f"the run is complete, but this file is no longer the {entry['bytes']} bytes that it wrote",
@@ -194,6 +198,21 @@ def _check_space(folder: Path, needed: int) -> None:
         )
 
 
+def _has_later_card(folder: Path) -> bool:
+    """Has ``truecast card`` written the README.md since? Its hashes of records tell."""
+    path = folder / CARD
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_BYTES:
+        return False
+    return bool(sealed_files(path.read_bytes()))
+
+
+def _write_card(folder: Path, data: bytes) -> dict[str, Any]:
+    """Write the card, but leave a later one that was made from records; the manifest records this one in any case."""
+    if _has_later_card(folder):
+        return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return _write(folder, CARD, data)
+
+
 def _write(folder: Path, name: str, data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": write_file(folder / name, data)}
 
@@ -206,9 +225,10 @@ def _write_small(work: Plan, folder: Path) -> dict[str, dict[str, Any]]:
 def _copy_auxiliary(source: Checkpoint, folder: Path, code: Mapping[str, CodeChange]) -> dict[str, dict[str, Any]]:
     """Copy what travels with the weights: real files, never links; the source's README under another name."""
     copied: dict[str, dict[str, Any]] = {}
+    about_source = _records_of(source)
     for name in source.auxiliary:
-        target = _readme_name(source.auxiliary) if name == "README.md" else name
-        if target in GENERATED:
+        target = _readme_name(source.auxiliary) if name == CARD else name
+        if target in GENERATED or name in about_source:
             continue
         file = source.opener(name)
         path = folder / target
@@ -229,6 +249,17 @@ def _copy_auxiliary(source: Checkpoint, folder: Path, code: Mapping[str, CodeCha
             file.close()
         copied[target] = {"bytes": size, "sha256": sha256}
     return copied
+
+
+def _records_of(source: Checkpoint) -> frozenset[str]:
+    """Records that the source's own card is made from: they say nothing of another checkpoint."""
+    if not 0 < source.auxiliary.get(CARD, 0) <= MAX_BYTES:
+        return frozenset()
+    file = source.opener(CARD)
+    try:
+        return frozenset(sealed_files(file.read(0, file.size)) or ())
+    finally:
+        file.close()
 
 
 def _readme_name(auxiliary: Mapping[str, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,7 +21,10 @@ MAX_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The parts of a manifest that verification uses. ``files``: name -> (size in bytes, sha256)."""
+    """The parts of a manifest that verification uses. ``files``: name -> (size in bytes, sha256).
+
+    ``sha256``: of the manifest's own bytes.
+    """
 
     fingerprint: str
     files: dict[str, tuple[int, str]]
@@ -34,6 +37,7 @@ class Manifest:
     int4: Int4Claim | None = None
     fp8: dict[str, Promised] = field(default_factory=dict)
     code: dict[str, CodeClaim] = field(default_factory=dict)
+    sha256: str = ""
 
     @property
     def rules(self) -> Rules:
@@ -53,7 +57,7 @@ def read_manifest(file: ByteFile, failures: Failures) -> Manifest | None:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ValueError(f"is no {SCHEMA} document")
         _check_own_hash(document, raw)
-        return _parse(document)
+        return replace(_parse(document), sha256=hashlib.sha256(raw).hexdigest())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         failures.add("manifest", f"is damaged: {why}", file=MANIFEST)

@@ -106,6 +106,11 @@ class Report:
     declared: bool = False
     """Is there a manifest, and does it speak of this source?"""
     notes: list[str] = field(default_factory=list)
+    source: str = ""
+    out: str = ""
+    """Fingerprints of the two sides: names, sizes and headers of all shards, and config.json."""
+    manifest: str | None = None
+    """sha256 of the bytes of truecast.json; None where there is none that can be read."""
 
     @property
     def ok(self) -> bool:
@@ -124,4 +129,7 @@ class Report:
             "manifest_checked": self.manifest_checked,
             "declared": self.declared,
             "notes": self.notes,
+            "source": self.source,
+            "out": self.out,
+            "manifest": self.manifest,
         }

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from truecast.checkpoint.card_seal import CARD, MAX_BYTES, sealed_files
 from truecast.checkpoint.files import ByteFile, LocalOpener
 from truecast.checkpoint.header import encode_header
 from truecast.checkpoint.index import INDEX_FILE
@@ -93,17 +94,23 @@ def open_optional(checkpoint: Checkpoint, name: str) -> ByteFile | None:
 def check_files(out: Checkpoint, manifest: Manifest, hashed: dict[str, str], failures: Failures) -> int:
     """Compare every file with what the manifest records. ``hashed``: sha256 of files already read.
 
+    A README.md that ``truecast card`` wrote since is held against its own seal, and its records against the hashes in it.
     Returns the number of bytes read.
     """
     read = 0
     damaged = {f.file for f in failures.kept}
-    for name, (size, sha256) in manifest.files.items():
+    card = _later_card(out, manifest, failures)
+    recorded: dict[str, tuple[int | None, str]] = {**manifest.files}
+    if card is not None:
+        recorded = {**{n: f for n, f in recorded.items() if n != CARD}, **{n: (None, sha) for n, sha in card.items()}}
+    for name, (size, sha256) in recorded.items():
         file = open_optional(out, name)
         if file is None:
-            failures.add("missing", "the manifest lists this file, but it is not there", file=name)
+            by = "card" if size is None else "manifest"
+            failures.add("missing", f"the {by} lists this file, but it is not there", file=name)
             continue
         try:
-            if file.size != size:
+            if size is not None and file.size != size:
                 failures.add("file", f"has {file.size} bytes, the manifest records {size}", file=name)
                 continue
             if name not in hashed:
@@ -113,10 +120,28 @@ def check_files(out: Checkpoint, manifest: Manifest, hashed: dict[str, str], fai
             file.close()
         if hashed[name] != sha256:
             where = "" if name in damaged or name not in out.shards else _region(out, name)
-            failures.add("hash", f"its bytes are not those that the manifest records{where}", file=name)
-    for name in sorted(set(_present(out)) - set(manifest.files) - _UNRECORDED):
+            by = "card" if size is None else "manifest"
+            failures.add("hash", f"its bytes are not those that the {by} records{where}", file=name)
+    for name in sorted(set(_present(out)) - set(recorded) - _UNRECORDED - ({CARD} if card is not None else set())):
         failures.add("extra", "is in the output folder, but the manifest does not list it", file=name)
     return read
+
+
+def _later_card(out: Checkpoint, manifest: Manifest, failures: Failures) -> dict[str, str] | None:
+    """The records that a README.md of ``truecast card`` lists, with their sha256; None where it is none of those."""
+    file = open_optional(out, CARD)
+    if file is None:
+        return None
+    try:
+        data = file.read(0, file.size) if file.size <= MAX_BYTES else b""
+    finally:
+        file.close()
+    listed = sealed_files(data)
+    if not listed or hashlib.sha256(data).hexdigest() == manifest.files.get(CARD, (0, ""))[1]:
+        return None
+    if listed.pop(MANIFEST, None) != manifest.sha256:
+        failures.add("hash", f"is the card of another {MANIFEST}", file=CARD)
+    return listed
 
 
 def _sha256(file: ByteFile) -> str:

@@ -67,7 +67,9 @@ def verify(
     if manifest is None and _made_from(source, target):
         report.notes.append(f"{os.fspath(src)} says that it was made from {os.fspath(out)}: are the two swapped?")
     _check_unlisted(target, manifest, certificate)
-    ours = report.declared = manifest is not None and manifest.fingerprint == source.fingerprint()
+    report.source, report.out = source.fingerprint(), target.fingerprint()
+    report.manifest = manifest.sha256 if manifest is not None else None
+    ours = report.declared = manifest is not None and manifest.fingerprint == report.source
     rules = manifest.rules if manifest and ours else Rules()
     calibrated, importance = (None, None) if calibration is None else open_declared(calibration, rules)
     if weights is not None and importance is None:
@@ -102,7 +104,7 @@ def verify(
     report.scales_unchecked = unchecked_scales(rules, pairing, importance)
     if certificate is not None and report.ok:
         entries: Entries = [entry for r in results for entry in r.entries]
-        write_certificate(certificate, source.fingerprint(), report.counts, entries)
+        write_certificate(certificate, report.source, report.counts, entries)
     elif certificate is not None:
         report.notes.append("no certificate written: the proof does not hold")
     return report

@@ -1,0 +1,98 @@
+"""Audits on the card: KL to the source with floor and excess, how each was made, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from truecast.report.card.columns import ABSENT, Row, numbered, row, setups, with_interval
+from truecast.report.card.content import Inline, Words
+from truecast.report.card.record import Record
+from truecast.report.card.server import server_words
+from truecast.report.words import percent
+
+
+def check_audit(record: Record, source: str) -> None:
+    """Raises: InputError where a figure is missing or contradicts another, or the reference is not this source.
+
+    ``source``: fingerprint of the checkpoint's source.
+    """
+    for key in ("reference", "candidate", "corpus", "kl", "top1"):
+        record.object(key)
+    reference = record.get("reference", "fingerprint")
+    if reference is not None and reference != source:
+        raise record.bad("is not the source that this checkpoint was made from", "reference", "fingerprint")
+    mean = record.number("kl", "mean")
+    for key in ("kl", "excess"):
+        if not record.get(key):
+            continue
+        record.number(key, "mean")
+        if record.interval(key, "interval") is not None:
+            record.number(key, "mean", low=record.number(key, "interval", 0), high=record.number(key, "interval", 1))
+    if record.get("floor") and record.get("excess"):
+        floor, excess = record.number("floor", "mean"), record.number("excess", "mean")
+        if abs(mean - floor - excess) > 1e-9 + 1e-6 * abs(mean):
+            raise record.bad("is not the KL less the floor", "excess", "mean")
+    if record.get("identical") is True and mean != 0:
+        raise record.bad("is not 0, and the weights are said to be identical", "kl", "mean")
+    record.share("top1", "agreement")
+
+
+def served(record: Record) -> bool:
+    """Was it measured through a server?"""
+    return record.get("measures") is not None
+
+
+def audit_setups(records: Sequence[Record]) -> list[list[Record]]:
+    """Audits by the same means on the same documents, together."""
+    return setups(records, lambda r: [r.get("corpus", "sha256"), r.get("corpus", "limit"), r.get("estimator")])
+
+
+def audit_rows(records: Sequence[Record], columns: Sequence[str]) -> Iterator[Row]:
+    """KL with its interval, the noise floor, the excess, and agreement of the first choice."""
+    found = audit_setups(records)
+    for number, same in enumerate(found):
+        mark = numbered(number, len(found))
+        how = "served" if served(same[0]) else "exact"
+        least = ", at least" if same[0].get("estimator", "name") == "lower" else ""
+        yield row(f"KL to the source ({how}), nats/token{least}{mark}", same, columns,
+                  lambda r: with_interval(r, ("kl", "mean"), ("kl", "interval")))  # fmt: skip
+        yield row(f"its noise floor{mark}", same, columns, _floor)
+        yield row(f"excess over the floor{mark}", same, columns, _excess)
+        yield row(f"same first choice{mark}", same, columns,
+                  lambda r: with_interval(r, ("top1", "agreement"), ("top1", "interval"), percent))  # fmt: skip
+
+
+def _floor(record: Record) -> Words:
+    return (record.figure("floor", "mean"),) if record.get("floor") else (ABSENT,)
+
+
+def _excess(record: Record) -> Words:
+    return with_interval(record, ("excess", "mean"), ("excess", "interval")) if record.get("excess") else (ABSENT,)
+
+
+def audit_how(record: Record, mark: str) -> Words:
+    """How an audit was made, in a sentence."""
+    words: list[Inline] = [record.name, f", audit{mark}: "]
+    if served(record):
+        words += ["through ", *server_words(record, "candidate"), ". ", record.text("estimator", "kl"), "; floor: "]
+        words += [record.text("estimator", "floor") if record.get("estimator", "floor") else "not measured", "; "]
+        words += ["text: ", record.text("sampled", "how"), ". "]
+    elif record.get("identical"):
+        words += ["the decoded weights are identical, so nothing had to be measured. "]
+    else:
+        words += ["exact, over the whole vocabulary, by truecast's reference model in ", record.text("dtype"), " on ",
+                  record.text("device"), "; activations rounded to: ", record.text("activations"), "; KV cache to: ",
+                  record.text("kv"), ". "]  # fmt: skip
+    return (
+        *words, record.counted("corpus", "scored"), " positions of ", record.counted("corpus", "documents"),
+        " documents. Unit of sampling: document.",
+    )  # fmt: skip
+
+
+def audit_remarks(record: Record) -> Iterator[Words]:
+    """Warnings of the audit's own report."""
+    if record.get("warnings") is not None:
+        for i in range(len(record.array("warnings"))):
+            yield record.name, ", audit: ", record.text("warnings", i), "."
+    elif record.get("kl", "warning") is not None:
+        yield record.name, ", audit: ", record.text("kl", "warning"), "."

@@ -1,0 +1,151 @@
+"""Comparisons on the card: the difference, its interval, and the effect that could have been seen. Never one alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from truecast.report.card.content import Label, Words
+from truecast.report.card.loads import level_of
+from truecast.report.card.record import Record
+from truecast.report.card.scored import task_of
+from truecast.report.words import percent
+
+_ABOUT = {"bench": "load tests", "audit": "audits"}
+KINDS = ("eval", "bench", "audit")
+_RATES = {"stream": "tok/s per stream", "aggregate": "aggregate tok/s"}
+
+
+def check_comparison(record: Record, records: Sequence[Record]) -> tuple[Record, Record]:
+    """The records that it compares. Raises: InputError where they are not among those given, or their figures differ."""
+    if record.get("kind") not in KINDS:
+        raise record.bad(f"is none of {', '.join(KINDS)}", "kind")
+    sides = [_find(record, side, records) for side in ("a", "b")]
+    return sides[0], sides[1]
+
+
+def difference_words(record: Record, a: Record, b: Record) -> Iterator[Words]:
+    """Sentences on what B is against A."""
+    yield from {"eval": _evals, "bench": _loads, "audit": _audits}[record.string("kind")](record, a.name, b.name)
+    if record.get("warnings") is not None:
+        for i in range(len(record.array("warnings"))):
+            about = task_of(record) if record.get("kind") == "eval" else (_ABOUT[record.string("kind")],)
+            yield *about, ", compared: ", record.text("warnings", i), "."
+
+
+def points(share: float) -> str:
+    """A difference of shares in points, signed."""
+    return f"{100 * share:+.1f}"
+
+
+def _size(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
+    head: Words = (
+        *task_of(record),
+        ": ",
+        b,
+        " less ",
+        a,
+        ": ",
+        record.figure("difference", "mean", words=points),
+        " points",
+    )
+    ends = record.interval("difference", "interval", words=points)
+    if ends is None:
+        yield *head, ". There is no interval, so nothing is shown either way."
+        return
+    se = record.figure("difference", "se", words=_size)
+    yield (
+        *head, " (95% interval ", *ends, "; standard error ", se, "; ", record.counted("problems"), " problems)."
+        " A difference of ", record.figure("power", "detectable", words=_size), " points would have been found with 80%"
+        " power. Equivalence is shown for margins above ", record.figure("equivalence", "smallest_margin", words=_size),
+        " points; of two that are equal, above ", record.figure("power", "margin_in_reach", words=_size), " with 80% power.",
+    )  # fmt: skip
+
+
+def _loads(record: Record, a: Label, b: Label) -> Iterator[Words]:
+    for i in range(len(record.array("levels"))):
+        at = record.counted("levels", i, "concurrency")
+        for name in _RATES:
+            place = ("levels", i, "figures", name)
+            if record.get(*place) is None:
+                continue
+            head: Words = (
+                f"{_RATES[name]}, ",
+                at,
+                " concurrent: ",
+                b,
+                " is ",
+                record.figure(*place, "ratio"),
+                " times ",
+                a,
+            )
+            ends = record.interval(*place, "interval")
+            if ends is None:
+                yield *head, ". There is no interval, so nothing is shown either way."
+                continue
+            yield (
+                *head, " (95% interval ", *ends, "). A difference of ", record.figure(*place, "detectable", words=percent),
+                " would have been found with 80% power. Equivalence is shown for margins above ",
+                record.figure(*place, "smallest_margin", words=percent), "; of two that are equal, above ",
+                record.figure(*place, "margin_in_reach", words=percent), " with 80% power.",
+            )  # fmt: skip
+
+
+def _audits(record: Record, a: Label, b: Label) -> Iterator[Words]:
+    if not record.get("paired"):
+        yield "KL of ", b, " and of ", a, ": no positions were kept of both, so their difference has no interval."
+        return
+    at = ("paired", "difference")
+    head: Words = ("KL of ", b, " less that of ", a, ": ", record.figure(*at, "mean"), " nats per token")
+    ends = record.interval(*at, "interval")
+    if ends is None:
+        yield *head, ". There is no interval, so nothing is shown either way."
+        return
+    least: Words = ()
+    if record.get("detectable") is not None:
+        least = (" A difference of ", record.figure("detectable"), " would have been found with 80% power.")
+    yield *head, " (95% interval ", *ends, ").", *least
+
+
+def _find(record: Record, side: str, records: Sequence[Record]) -> Record:
+    kind = record.string("kind")
+    described = "candidate" if kind == "audit" else "server"
+    for other in records:
+        if other.kind == kind and other.get(described) == record.get(side, described) and _same(record, side, other):
+            return other
+    raise record.bad(
+        f"is none of the records given: its server and figures are in none of --{kind}'s files", side
+    )  # fmt: skip
+
+
+def _same(record: Record, side: str, other: Record) -> bool:
+    """Does the comparison hold the figures of this record?"""
+    kind = record.get("kind")
+    if kind == "audit":
+        return _equal(record.number(side, "kl", "mean"), other.number("kl", "mean"))
+    if kind == "eval":
+        if record.get("task") != other.get("task") or record.get("settings") != other.get("settings"):
+            return False
+        left = record.get("left_out")
+        return (isinstance(left, dict) and any(left.values())) or _equal(
+            record.number(side, "score"), other.number("scores", "score")
+        )
+    for i in range(len(record.array("levels"))):
+        j = level_of(other, record.count("levels", i, "concurrency"))
+        if j is None:
+            return False
+        for name in _RATES:
+            said = record.get("levels", i, "figures", name)
+            if said is not None and not _equal(
+                record.number("levels", i, "figures", name, side), other.number("levels", j, "figures", name, "value")
+            ):
+                return False
+    return True
+
+
+def _equal(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)

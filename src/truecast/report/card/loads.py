@@ -1,0 +1,143 @@
+"""Load tests on the card: rows of the comparison, how each was made, and what its own report found wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from truecast.report.card.columns import ABSENT, Cell, Row, numbered, row, setups, with_interval
+from truecast.report.card.content import Inline, Words, joined
+from truecast.report.card.record import Record
+from truecast.report.card.server import server_words
+
+SHOWN = (("stream", "tok/s per stream"), ("aggregate", "aggregate tok/s"), ("ttft", "seconds to the first token"))
+"""Figures of a level and what the card calls them."""
+_SAME = ("sampling", "requests", "duration", "replicas")
+
+
+def check_load(record: Record) -> None:
+    """Raises: InputError where a figure is missing, or not what its runs give."""
+    for key in ("prompts", "sampling", "server"):
+        record.object(key)
+    if record.document.get("sound") not in (True, False) or record.document.get("complete") not in (True, False):
+        raise record.bad("lacks sound or complete")
+    if not record.array("levels"):
+        raise record.bad("holds nothing", "levels")
+    seen = set()
+    for i in range(len(record.array("levels"))):
+        concurrency = record.count("levels", i, "concurrency")
+        if concurrency < 1 or concurrency in seen:
+            raise record.bad("is 0, or came before", "levels", i, "concurrency")
+        seen.add(concurrency)
+        for name, _ in SHOWN:
+            _check_figure(record, i, name)
+
+
+def _check_figure(record: Record, level: int, name: str) -> None:
+    at = ("levels", level, "figures", name)
+    record.object(*at)
+    if record.get(*at, "value") is None:
+        return
+    runs = [record.number(*at, "runs", j, low=0) for j in range(len(record.array(*at, "runs")))]
+    if not runs:
+        raise record.bad("holds nothing", *at, "runs")
+    record.same(math.fsum(runs) / len(runs), *at, "value")
+    record.interval(*at, "interval_over_runs")
+
+
+def load_setups(records: Sequence[Record]) -> list[list[Record]]:
+    """Load tests of the same prompts and settings, together."""
+    return setups(records, lambda r: [r.get("prompts", "sha256") or r.get("prompts"), *(r.get(key) for key in _SAME)])
+
+
+def load_rows(records: Sequence[Record], columns: Sequence[str]) -> Iterator[Row]:
+    """Speed of a stream, aggregate and delay at each concurrency."""
+    found = load_setups(records)
+    for number, same in enumerate(found):
+        levels: dict[int, tuple[Record, int]] = {}
+        for record in same:
+            for i in range(len(record.array("levels"))):
+                levels.setdefault(record.count("levels", i, "concurrency"), (record, i))
+        for concurrency in sorted(levels):
+            first, i = levels[concurrency]
+            at = first.counted("levels", i, "concurrency")
+            for name, title in SHOWN:
+                words = f"{title}, ", at, f" concurrent{numbered(number, len(found))}"
+                yield row(words, same, columns, _cell(concurrency, name))
+            if any(_accepted(record, concurrency) is not None for record in same):
+                words = "accepted tokens a step, ", at, f" concurrent{numbered(number, len(found))}"
+                yield row(words, same, columns, _acceptance(concurrency))
+
+
+def _cell(concurrency: int, name: str) -> Cell:
+    """A level's figure of a record."""
+
+    def cell(record: Record) -> Words:
+        i = level_of(record, concurrency)
+        if i is None or record.get("levels", i, "figures", name, "value") is None:
+            return (ABSENT,)
+        at = ("levels", i, "figures", name)
+        words = with_interval(record, (*at, "value"), (*at, "interval_over_runs"))
+        return words if record.get("sound") else (*words, ", not sound")
+
+    return cell
+
+
+def _acceptance(concurrency: int) -> Cell:
+    def cell(record: Record) -> Words:
+        i = _accepted(record, concurrency)
+        return (ABSENT,) if i is None else (record.figure("levels", i, "acceptance_length"),)
+
+    return cell
+
+
+def _accepted(record: Record, concurrency: int) -> int | None:
+    """The place of the level, where the server told its acceptance length."""
+    i = level_of(record, concurrency)
+    return None if i is None or record.get("levels", i, "acceptance_length") is None else i
+
+
+def level_of(record: Record, concurrency: int) -> int | None:
+    """The place of the level; None where it was not measured."""
+    levels = record.array("levels")
+    return next((i for i in range(len(levels)) if record.get("levels", i, "concurrency") == concurrency), None)
+
+
+def load_how(record: Record, mark: str) -> Words:
+    """How a load test was made, in a sentence."""
+    runs = record.array("levels", 0, "figures", "stream", "runs") if record.array("levels") else []
+    words: list[Inline] = [
+        record.name, f", load test{mark}: ", *server_words(record, "server"), ". ",
+        record.counted("prompts", "distinct"), " different prompts of ", record.text("prompts", "file", code=True), ", ",
+        record.derived(f"{len(runs):,}", len(runs), "number of entries", "levels", 0, "figures", "stream", "runs"),
+        " runs at each concurrency",
+    ]  # fmt: skip
+    for key, what in (("requests", " requests a run"), ("duration", " s a run")):
+        if record.get(key) is not None:
+            words += [", ", record.scalar(key), what]
+    sampling = record.object("sampling")
+    if sampling:
+        words += [
+            ", ",
+            *joined([(record.text_key("sampling", name), " ", record.scalar("sampling", name)) for name in sampling]),
+        ]
+    if record.get("replicas") not in (None, 1):
+        words += [", ", record.counted("replicas"), " replicas"]
+    return (*words, ".")
+
+
+def load_remarks(record: Record) -> Iterator[Words]:
+    """What the load test's own report found wrong."""
+    if not record.get("sound"):
+        yield record.name, ", load test: by its own report the figures do not stand."
+    if not record.get("complete"):
+        yield record.name, ", load test: it was stopped before its last run."
+    said: dict[str, list[tuple[int, str, int]]] = {}
+    for i in range(len(record.array("levels"))):
+        for key in ("faults", "remarks"):
+            for j in range(len(record.array("levels", i, key)) if record.get("levels", i, key) is not None else 0):
+                said.setdefault(record.string("levels", i, key, j), []).append((i, key, j))
+    for places in said.values():
+        levels = joined([(record.counted("levels", i, "concurrency"),) for i in dict.fromkeys(i for i, _, _ in places)])
+        i, key, j = places[0]
+        yield record.name, ", load test, ", *levels, " concurrent: ", record.text("levels", i, key, j), "."
