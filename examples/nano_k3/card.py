@@ -4,13 +4,15 @@ RECORDS is a folder of what was measured: ``WORK/records`` of ``python -m benchm
 or one whose files are named as the card names its records: ``bench.json``, ``eval.json``, ``audit.json`` of the W4AFP8
 checkpoint; ``bench.native.json``, ``eval.NVFP4.json`` and so on of others, by their label; further ones ``audit.2.json``.
 Without RECORDS the card's own are taken again. The conversion, its proof, the launch plan and the comparisons with
-``native`` are made anew each time. The result, without weights, goes to ``examples/nano_k3/card``.
+``native`` are made anew each time. An absolute path in a record, which is a place of the machine that measured, is cut to
+its last part; nothing else is changed. The result, without weights, goes to ``examples/nano_k3/card``.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -54,14 +56,19 @@ def gather(found: Path, to: Path) -> Path:
     to.mkdir()
     if not any((found / name).is_dir() for name in LABELS):
         for path in found.glob("*.json"):
-            shutil.copy(path, to / path.name)
+            placeless(path, to / path.name)
         return to
     for folder, label in LABELS.items():
         for name, path in BENCHMARK.items():
             kind, _, number = name.partition(".")
             if (found / folder / path).exists():
-                shutil.copy(found / folder / path, to / ".".join(filter(None, (kind, label, number, "json"))))
+                placeless(found / folder / path, to / ".".join(filter(None, (kind, label, number, "json"))))
     return to
+
+
+def placeless(path: Path, to: Path) -> None:
+    """A copy of a record in which each string that is an absolute path has its last part alone."""
+    to.write_text(re.sub(r'"/(?:[^"/\\]+/)+([^"/\\]+)"', r'"\1"', path.read_text()))
 
 
 def make(records: Path, folder: Path) -> Path:
@@ -76,6 +83,7 @@ def make(records: Path, folder: Path) -> Path:
         show("truecast", "convert", "nano-K3", NAME, "--to", "w4afp8")
         for name, words in (("verify", ("nano-K3", NAME)), ("launch", (NAME, "--topology", TOPOLOGY))):
             show("truecast", name, *words, "--json", "--quiet", into=Path(f"{name}.json"))
+        placeless(Path("launch.json"), Path("launch.json"))  # a plan names the checkpoint by its place
         for name, a, b in pairs:
             sides = (a.relative_to(folder), b.relative_to(folder))
             show("truecast", "compare", *sides, "--json", into=Path(f"compare.{name}.json"))
