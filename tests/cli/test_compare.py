@@ -127,6 +127,13 @@ def test_files_that_are_none_of_ours(cli: Cli, tmp_path: Path, evals: tuple[Path
 def test_folders(cli: Cli, tmp_path: Path, evals: tuple[Path, Path]) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no eval.json" in cli("compare", tmp_path / "empty", evals[0]).err
+    for number, task in enumerate(("aime", "hmmt")):  # as `truecast eval --out DIR` leaves them
+        (tmp_path / "evals" / task).mkdir(parents=True)
+        written(tmp_path / "evals" / task / "eval.json", json.loads(evals[number].read_text()))
+        if number == 0:
+            assert cli("compare", tmp_path / "evals", evals[1]).code == 0
+    several = cli("compare", tmp_path / "evals", evals[0]).err
+    assert "holds aime/eval.json and hmmt/eval.json; name the file" in several
     written(evals[1].parent / "bench.json", loads.document(loads.A))
     assert "holds eval.json and bench.json; name the file" in cli("compare", evals[0], evals[1].parent).err
 

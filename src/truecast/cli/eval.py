@@ -168,7 +168,10 @@ def _progress(name: str) -> Callable[[int, int, int], None]:
 def _render(console: Console, records: Sequence[Mapping[str, Any]]) -> None:
     for record in records:
         found, server = record["scores"], record["server"]
-        console.print(f"{record['task']['name']}  {server['model']} ({server['engine']} {server['version'] or ''})")
+        engine = "engine not named" if server["engine"] == "unknown" else server["engine"]
+        console.print(
+            f"{record['task']['name']}  {server['model']} ({' '.join(filter(None, (engine, server['version'])))})"
+        )
         for name, value in _lines(found):
             console.print(f"  {name:22}{value}")
         for warning in found["warnings"]:

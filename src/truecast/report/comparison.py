@@ -51,8 +51,8 @@ def eval_words(result: Mapping[str, Any]) -> Iterator[str]:
     yield _equivalence(claim, power["margin_in_reach"], f"90% interval {ends(found['tost_interval'], points)}", _size)
     if found["within"] is not None:
         yield (
-            f"Of the SE, {_size(found['within'])} comes from the answers to each problem (more answers lessen it),"
-            f" {_size(found['between'])} from the choice of problems (more problems do)."
+            f"Parts of the SE, which add up as squares: {_size(found['within'])} from the answers to each problem (more answers"
+            f" lessen it), {_size(found['between'])} from the choice of problems (more problems do)."
         )
     if (test := result["mcnemar"]) is not None:
         yield f"Right in A only: {test['only_a']:,}; in B only: {test['only_b']:,} (McNemar, exact: p = {figure(test['p'])})."

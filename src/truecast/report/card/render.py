@@ -80,7 +80,7 @@ def make_card(records: Sequence[Record], out: Mapping[str, str] | None = None) -
     blocks += cost(manifest)
     blocks += numbers(manifest)
     for plan in by_kind["launch"]:
-        blocks += deployment(plan)
+        blocks += deployment(plan, any(r.kind in ("bench", "eval", "audit") for r in rest))
     blocks += limits(rest)
     blocks += again(manifest)
     blocks += _licence(manifest)
