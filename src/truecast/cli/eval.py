@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         required=True,
         metavar="NAME[,NAME]",
-        help="aime, hmmt (or a year: aime25, hmmt_feb25; aime+hmmt for both as one), gpqa-diamond, ifbench, scicode, "
+        help="aime, hmmt (of 2026; another year: aime25, hmmt_feb25; aime+hmmt for both as one), gpqa-diamond, ifbench, scicode, "
         "dialogues, or any task of inspect: package/task, file.py@task",
     )
     parser.add_argument("--samples", type=positive, metavar="K", help="answers a problem (default: the task's)")
