@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def test_a_margin_is_a_claim(cli: Cli, evals: tuple[Path, Path]) -> None:
     assert outcome.code == 0 and "EQUIVALENT within 20.0 points" in outcome.out
     outcome = cli("compare", *evals, "--margin", "0.001")
     assert outcome.code == 1 and "NOT SHOWN to be equivalent within 0.1 points" in outcome.out
+
+
+def test_every_margin_above_the_one_printed_is_shown(cli: Cli, evals: tuple[Path, Path]) -> None:
+    told = re.search(r"margins above ([0-9.]+) points", cli("compare", *evals).out)
+    assert told
+    assert cli("compare", *evals, "--margin", str(float(told[1]) / 100 + 1e-9)).code == 0
 
 
 def test_json(cli: Cli, evals: tuple[Path, Path]) -> None:

@@ -90,6 +90,7 @@ def as_expected() -> Scorer:
         ]
         finished = state.output.stop_reason in ("stop", "tool_calls")
         fault = wrong(state.metadata, Answer(content, reasoning, calls, finished))
-        return Score(value=not fault, answer=content or None, explanation=fault or None)
+        said = [content, *(f"{name}({arguments})" for name, arguments in calls)]
+        return Score(value=not fault, answer="\n".join(filter(None, said)) or None, explanation=fault or None)
 
     return score
