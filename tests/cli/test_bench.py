@@ -38,7 +38,7 @@ def prompts(folder: Path) -> str:
 def test_a_table_with_definitions_and_a_document(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = serve(**QUICK, acceptance=2.45, reasoning=0.5)
+    server = serve(**QUICK, acceptance=2.45, reasoning=0.5, chunk=(3, 3))
     out = tmp_path / "out"
     argv = ["bench", f"{server.url}/v1", "--prompts", prompts(tmp_path), "--concurrency", "2,4", "--requests", "12"]
     assert main([*argv, "--out", str(out)]) == 0

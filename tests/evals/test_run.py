@@ -295,7 +295,19 @@ def test_a_call_stands_in_the_record(cli: Cli, tmp_path: Path) -> None:
     data = tmp_path / "items.jsonl"
     data.write_text(json.dumps(item) + "\n")
     with answering(lambda request: Reply("So:", "tool_calls", calls=("go",))) as server:
-        outcome = cli("eval", server.url, "--task", "dialogues", "--data", data, "--samples", 1, "--json")
+        outcome = cli(
+            "eval",
+            server.url,
+            "--task",
+            "dialogues",
+            "--data",
+            data,
+            "--samples",
+            1,
+            "--out",
+            tmp_path / "out",
+            "--json",
+        )
     assert outcome.code == 0, outcome.err
     answer = outcome.json["problems"][0]["samples"][0]
     assert (answer["correct"], answer["empty"], answer["answer"]) == (1, False, "So:\ngo({})"), (
