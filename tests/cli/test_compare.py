@@ -57,6 +57,14 @@ def test_every_margin_above_the_one_printed_is_shown(cli: Cli, evals: tuple[Path
     assert cli("compare", *evals, "--margin", str(float(told[1]) / 100 + 1e-9)).code == 0
 
 
+def test_a_part_of_the_error_is_not_told_as_more_than_all_of_it(cli: Cli, tmp_path: Path) -> None:
+    """Problems of one chance, on which both sides got four of eight right: the answers alone could differ by more."""
+    drawn = [[sample(i % 2 == 0) for i in range(8)] for _ in range(40)]
+    a, b = (written(tmp_path / name / "eval.json", document(d, server={})) for name, d in (("a", drawn), ("b", drawn)))
+    told = cli("compare", a, b).out
+    assert "All of the SE can come from the answers" in told and "Of the SE, " not in told
+
+
 def test_json(cli: Cli, evals: tuple[Path, Path]) -> None:
     outcome = cli("compare", *evals, "--json", "--margin", "0.001")
     assert outcome.code == 1

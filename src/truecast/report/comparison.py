@@ -51,7 +51,9 @@ def eval_words(result: Mapping[str, Any]) -> Iterator[str]:
     yield _equivalence(
         claim, power["margin_in_reach"], f"90% interval {ends(found['tost_interval'], points)}", _least, _size
     )
-    if found["within"] is not None:
+    if found["between"] == 0:  # the estimate of the answers' part may come out above the whole
+        yield "All of the SE can come from the answers to each problem: more answers lessen it."
+    elif found["within"] is not None:
         yield (
             f"Of the SE, {_size(found['within'])} comes from the answers to each problem (more answers lessen it),"
             f" {_size(found['between'])} from the choice of problems (more problems do)."
