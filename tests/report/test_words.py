@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from truecast.report.words import figure, percent
+from truecast.report.words import figure, percent, points_up, upward
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,24 @@ def test_three_digits(number: float, words: str) -> None:
 )
 def test_shares_near_all_keep_what_is_missing(share: float, words: str) -> None:
     assert percent(share) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "0"),
+        (1.2864, "1.29"),
+        (1.28, "1.28"),
+        (9.991, "10.0"),
+        (0.0061044, "0.00611"),
+        (1234.5, "1,235"),
+        (1.231e-5, "1.24e-05"),
+    ],
+)
+def test_what_is_claimed_of_all_above_is_rounded_up(number: float, words: str) -> None:
+    assert upward(number) == words
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.0061044, "0.7"), (0.006, "0.6"), (0.0000123, "0.00123"), (0, "0")])
+def test_points_are_rounded_up(share: float, words: str) -> None:
+    assert points_up(share) == words

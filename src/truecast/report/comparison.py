@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from truecast.report.audit_paired import paired_verdict
-from truecast.report.words import counted, figure, percent
+from truecast.report.words import counted, figure, percent, points_up, upward
 
 _POWER = "with 80% power"
 
@@ -47,9 +47,13 @@ def eval_words(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"B is {'better' if found['mean'] > 0 else 'worse'}: {points(found['mean'])} ({known})."
     else:
         yield f"Neither is shown to be better: {points(found['mean'])} ({known})."
-    yield f"A difference of {_size(power['detectable'])} would have been found {_POWER}, a smaller one less often."
-    yield _equivalence(claim, power["margin_in_reach"], f"90% interval {ends(found['tost_interval'], points)}", _size)
-    if found["within"] is not None:
+    yield f"A difference of {_least(power['detectable'])} would have been found {_POWER}, a smaller one less often."
+    yield _equivalence(
+        claim, power["margin_in_reach"], f"90% interval {ends(found['tost_interval'], points)}", _least, _size
+    )
+    if found["between"] == 0:  # the estimate of the answers' part may come out above the whole
+        yield "All of the SE can come from the answers to each problem: more answers lessen it."
+    elif found["within"] is not None:
         yield (
             f"Parts of the SE, which add up as squares: {_size(found['within'])} from the answers to each problem (more answers"
             f" lessen it), {_size(found['between'])} from the choice of problems (more problems do)."
@@ -77,7 +81,9 @@ def bench_words(result: Mapping[str, Any]) -> Iterator[str]:
         if name in level["figures"]
     ]
     if reach and None not in reach:
-        yield _equivalence(result["equivalence"], max(reach), "stream and aggregate at each concurrency", percent)
+        yield _equivalence(
+            result["equivalence"], max(reach), "stream and aggregate at each concurrency", _percent_up, percent
+        )
     elif result["equivalence"]["margin"] is not None:
         yield "Equivalence is not shown: it takes two runs on a side."
 
@@ -90,20 +96,22 @@ def audit_words(result: Mapping[str, Any]) -> Iterator[str]:
     if (paired := result["paired"]) is not None:
         yield f"B: {paired_verdict(paired)}"
     if (least := result["detectable"]) is not None:
-        yield f"A difference of {figure(least)} nats per token would have been found {_POWER}."
+        yield f"A difference of {upward(least)} nats per token would have been found {_POWER}."
 
 
 def _rate(name: str, streams: int, found: Mapping[str, Any]) -> str:
     told = f"{name} at {counted(streams, 'stream')}: B is {figure(found['ratio'])} times A"
     if found["interval"] is None:
         return f"{told}, without an interval."
-    seen = f"a factor of {figure(1 + found['detectable'])} would have been found {_POWER}"
+    seen = f"a factor of {upward(1 + found['detectable'])} would have been found {_POWER}"
     kind = "" if found["excludes_one"] else "; not shown to differ"
     return f"{told} (95% interval {ends(found['interval'], figure)}; {seen}{kind})."
 
 
-def _equivalence(claim: Mapping[str, Any], reach: float, of: str, words: Callable[[float], str]) -> str:
-    least, could = words(claim["smallest_margin"]), words(reach)
+def _equivalence(
+    claim: Mapping[str, Any], reach: float, of: str, up: Callable[[float], str], words: Callable[[float], str]
+) -> str:
+    least, could = up(claim["smallest_margin"]), up(reach)
     if claim["margin"] is None:
         return f"Equivalence is shown for margins above {least} ({of}); of two that are equal, above {could} {_POWER}."
     margin = words(claim["margin"])
@@ -113,6 +121,15 @@ def _equivalence(claim: Mapping[str, Any], reach: float, of: str, words: Callabl
         f"NOT SHOWN to be equivalent within {margin}: {of}, so only above {least}."
         f" Of two that are equal this comparison shows margins above {could} {_POWER}."
     )
+
+
+def _least(share: float) -> str:
+    """Of a claim about everything above: rounded up, or the claim would be false just above what is printed."""
+    return f"{points_up(share)} points"
+
+
+def _percent_up(share: float) -> str:
+    return f"{upward(100 * share)}%"
 
 
 def _size(share: float) -> str:

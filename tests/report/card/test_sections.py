@@ -57,6 +57,8 @@ def test_a_difference_comes_with_what_could_have_been_seen(out: Path, made: dict
         text.count("would have been found with 80% power.") == 5
         and text.count("Equivalence is shown for margins above") == 5
     )
+    assert "% would have been" not in text, "of a rate a factor is told: 20% less is not 20% more"
+    assert text.count(", by the geometric means of the runs (95% interval over runs ") == 4
     assert "no positions were kept of both, so their difference has no interval" in text
     assert "significant" not in text
 

@@ -125,8 +125,9 @@ def _comparison(by_kind: Mapping[str, Sequence[Record]]) -> Iterator[Block]:
     if loads:
         yield paragraph(
             "Speed: tok/s per stream is the median over requests of the output tokens after the first chunk over the time"
-            " from the first token to the last; aggregate is output tokens over the same steady window. In brackets the 95%"
-            " interval over runs."
+            " from the first token to the last; aggregate is output tokens over the same steady window; seconds to the first"
+            " token, of any channel, are the median over requests. Each is the mean over runs, in brackets its 95% interval"
+            " (t, unit of sampling: run)."
         )
     if audits:
         yield paragraph(
