@@ -30,6 +30,14 @@ again took half of the time of tests that make one."""
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A job started in the background ignores Ctrl-C, and its children inherit that: the tests want it heard."""
 
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """A command that was interrupted in this process ignores Ctrl-C afterwards, and the next test's programs would too."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 """Name -> dtype, shape and content."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.bench import stand_in as program
+from tests.process import Process
 from truecast.bench.aiperf import RECORDS, Load, configuration
 from truecast.bench.bench import bench
 from truecast.bench.document import Options
@@ -41,7 +42,7 @@ Serve = Callable[..., Serving]
 def timed_port() -> Iterator[int]:
     """Port of the one timed server process of this session."""
     command = [sys.executable, "-m", "tests.bench.timed_server"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with Process(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
         process.kill()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process import Process
 from truecast.bench import processes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system has no /proc")
@@ -17,7 +18,7 @@ def child() -> Iterator[int]:
     """A process in a session of its own."""
     pipe = subprocess.PIPE
     command = ["/bin/sh", "-c", "echo; read x"]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as process:
+    with Process(command, stdin=pipe, stdout=pipe, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()  # until then it may still show no command line
         yield process.pid

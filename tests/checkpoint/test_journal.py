@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.process import Process
 from truecast.checkpoint.files import LocalFile
 from truecast.checkpoint.header import TensorInfo
 from truecast.checkpoint.index import encode_index
@@ -164,7 +165,7 @@ with Journal(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])):
 
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path), json.dumps(IDENTITY)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with Process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(RefusedError, match="another run"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process import Process
 from truecast.checkpoint.writer import FileWriter, explained, write_file
 from truecast.errors import InputError, RefusedError
 
@@ -103,7 +104,7 @@ writer.commit()
 
 def test_a_second_process_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    with subprocess.Popen(
+    with Process(
         [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None

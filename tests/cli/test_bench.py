@@ -19,6 +19,7 @@ from tests.bench.conftest import serve as serve
 from tests.bench.conftest import stand_in as stand_in
 from tests.bench.conftest import timed_port as timed_port
 from tests.bench.conftest import with_stand_in as with_stand_in
+from tests.process import Process
 from truecast.cli.main import main
 
 QUICK = {"ttft": 0.002, "interval": 0.0002, "tokens": 20}
@@ -240,7 +241,7 @@ def hanging(serve: Serve, folder: Path, stand_in: str) -> Iterator[subprocess.Po
     env = {**os.environ, "PATH": path, "PYTHONPATH": "src", "TMPDIR": str(folder / "tmp")}
     code = "import sys; sys.executable = '/none/python'; from truecast.cli.main import main; sys.exit(main())"
     argv = [sys.executable, "-c", code, *options, "--requests", "4", "--out", str(folder / "out")]
-    with subprocess.Popen(argv, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as process:
+    with Process(argv, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as process:
         while server.page("/timed/state")["requests"] < 4 + 4 + 3:  # the second level hangs
             assert process.poll() is None
             time.sleep(0.05)

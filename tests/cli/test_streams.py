@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.process import Process
 from truecast.cli.output import print_result, table
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -41,7 +42,7 @@ def test_reader_leaves(
     wide: Path, command: Callable[..., list[str]], environment: dict[str, str], options: str
 ) -> None:
     """``truecast inspect ... | head -1``."""
-    with subprocess.Popen(
+    with Process(
         command("inspect", wide, *options.split()),
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip

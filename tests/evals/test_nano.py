@@ -14,6 +14,7 @@ if any(importlib.util.find_spec(name) is None for name in ("inspect_ai", "torch"
     pytest.skip("needs inspect_ai, torch and tiktoken", allow_module_level=True)
 
 from tests.conftest import Outcome
+from tests.process import Process
 
 ROOT = Path(__file__).parents[2]
 NANO = ROOT / "examples" / "nano_k3"
@@ -28,9 +29,7 @@ def test_held_out_dialogues(
     asked = [items["add-low-000"], items["echo-none-010"]]  # both modes, short: 45 ms of a CPU a token
     (tmp_path / "items.jsonl").write_text("".join(asked))
     arguments = command("serve-reference", NANO / "checkpoint", "--port", 0, "--device", "cpu", "--json")
-    with subprocess.Popen(
-        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Process(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
         options = ("--samples", 1, "--temperature", 0, "--max-tokens", 30, "--concurrency", 1)

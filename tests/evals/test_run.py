@@ -17,6 +17,7 @@ pytest.importorskip("inspect_ai")
 
 from tests.conftest import Outcome
 from tests.evals.answering import Reply, answering
+from tests.process import Process
 from truecast.evals.record import parse_record
 
 Cli = Callable[..., Outcome]
@@ -349,7 +350,7 @@ def test_an_end_in_the_middle_changes_nothing(
             return right(request) if number(request) < 4 else Reply("", "length", 50)
 
         server.says = says
-        with subprocess.Popen(
+        with Process(
             command("eval", server.url, *sums, "--concurrency", 1), env=environment, stdout=subprocess.DEVNULL
         ) as process:
             while not lines() and process.poll() is None:

@@ -16,6 +16,7 @@ pytest.importorskip("tiktoken")
 from examples.nano_k3.demo import DIALOGUES, DOCUMENTS, SOURCE  # noqa: E402
 from examples.nano_k3.judge import ask_server, score  # noqa: E402
 from tests.models.reference_k3 import Reference, read_tensors  # noqa: E402
+from tests.process import Process  # noqa: E402
 from truecast.audit.corpus import read_corpus  # noqa: E402
 from truecast.checkpoint.source import open_checkpoint  # noqa: E402
 from truecast.models import open_model  # noqa: E402
@@ -51,9 +52,7 @@ def test_it_answers_held_out_dialogues_through_the_server(
     items = [json.loads(line) for line in Path(DIALOGUES).read_text().splitlines()][::64]
     assert len({item["id"].split("-")[0] for item in items}) > 2
     arguments = command("serve-reference", SOURCE, "--port", 0, "--device", "cpu", "--json")
-    with subprocess.Popen(
-        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Process(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
         result = score(items, map(ask_server(ready["url"]), items))

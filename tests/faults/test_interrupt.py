@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.process import Process
+
 
 @pytest.mark.parametrize("seed", range(2))
 def test_interrupt_at_random_instants(
@@ -55,7 +57,7 @@ def test_interrupt_at_the_borders_of_phases(
 
 def test_interrupt_while_the_program_loads(command: Callable[..., list[str]], environment: dict[str, str]) -> None:
     loading = {**environment, "PYTHONPROFILEIMPORTTIME": "1"}  # a line on stderr for each module that was imported
-    with subprocess.Popen(
+    with Process(
         command("inspect", "nowhere"), env=loading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import Outcome
 from tests.models.tiny_k3 import make_tiny_k3
+from tests.process import Process
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,7 @@ def test_it_serves_and_a_signal_ends_it_amid_a_request(
     checkpoint: Path, command: Callable[..., list[str]], environment: dict[str, str], sent: int, code: int
 ) -> None:
     arguments = command("serve-reference", checkpoint, "--port", 0, "--device", "cpu", "--json")
-    with subprocess.Popen(
-        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Process(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         ready = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.conftest import Outcome
+from tests.process import Process
 from tests.serve.launch.sshd import MISSING, WANTED, Cluster, cluster
 
 NANO = Path(__file__).parents[3] / "examples" / "nano_k3" / "checkpoint"
@@ -56,7 +57,7 @@ def launched(
     arguments = ["launch", str(NANO), "--topology", topology, "--sglang", "0.5.20", "--run", "ssh"]
     arguments += ["--nodes-file", str(nodes or machines.nodes_file()), *more]
     command = [sys.executable, "-c", WITH_PORT, str(machines.port), *arguments]
-    with subprocess.Popen(
+    with Process(
         command, env=machines.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
@@ -234,7 +235,7 @@ def test_a_taken_port_is_not_taken_for_a_server(machines: Cluster, tmp_path: Pat
         str(tmp_path),
         str(machines.port),
     ]
-    with subprocess.Popen(other, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    with Process(other, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             _wait_for(machines.port)
             with launched(machines) as process:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process import Process
 from tests.serve.smoke import faulty
 from tests.serve.smoke.faulty import Exchange, Proxy, proxy, switch
 from truecast.serve.smoke import SmokeReport, canaries, smoke
@@ -48,7 +49,7 @@ FAULTS: dict[str, tuple[Callable[[Exchange], None], ...]] = {
 def server() -> Iterator[str]:
     """The command itself, on the CPU."""
     arguments = ("serve-reference", CHECKPOINT, "--port", 0, "--device", "cpu", "--json")
-    with subprocess.Popen(
+    with Process(
         [sys.executable, "-m", "truecast", *map(str, arguments)], stdout=subprocess.PIPE, text=True
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -118,9 +119,7 @@ def test_an_interrupt_among_others_ends_it(
 
     switch(clean[0], None)
     clean[0].before = stall
-    with subprocess.Popen(
-        command("smoke", clean[0].url), env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Process(command("smoke", clean[0].url), env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert reached.wait(30)
         process.send_signal(signal.SIGINT)
         assert process.wait(4) == 130
