@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.report.card_example import NATIVE, Document, records
 from truecast.convert import Target, convert
 from truecast.report.card import make_card, render_card
+from truecast.serve.launch.environment import _ADDRESS, _INTERFACE
+from truecast.serve.launch.setting import Setting
 from truecast.verify import verify
 
 
@@ -61,6 +64,10 @@ def test_a_difference_comes_with_what_could_have_been_seen(out: Path, made: dict
 
 
 def test_two_audits_with_positions(out: Path, made: dict[str, Document]) -> None:
+    made["audit.native"]["kl"]["mean"] -= 0.00213
+    made["audit.native"]["excess"]["mean"] -= 0.00213
+    made["audit.native"]["kl"]["interval"][0] = made["audit.native"]["excess"]["interval"][0] = 0.0
+    made["compare.audit"]["a"]["kl"]["mean"] -= 0.00213
     made["compare.audit"] |= {
         "paired": {"difference": {"mean": 0.00213, "interval": [0.00101, 0.00325]}},
         "detectable": 0.0016,
@@ -86,6 +93,15 @@ def test_an_unsound_load_test_says_so(out: Path, made: dict[str, Document]) -> N
     assert text.count("load test, 20, 50 concurrent: the client was saturated.") == 1
 
 
+def test_runs_are_counted_at_each_concurrency(out: Path, made: dict[str, Document]) -> None:
+    assert "2 runs at each concurrency" in card(out, made)
+    del made["compare.bench"], made["bench"]["levels"][1]["runs"][1]
+    for figure in made["bench"]["levels"][1]["figures"].values():
+        del figure["runs"][1]
+        figure |= {"value": figure["runs"][0], "interval_over_runs": None}
+    assert "1 to 2 runs at each concurrency" in card(out, made)
+
+
 def test_the_deployment_is_the_plans(out: Path, made: dict[str, Document]) -> None:
     text = card(out, made)
     plan = made["launch"]
@@ -104,6 +120,13 @@ def test_several_nodes_have_a_head(out: Path, made: dict[str, Document]) -> None
     plan["arguments"].append({"name": "--dist-init-addr", "value": "$HEAD:20000", "why": "x", "shell": True})
     text = card(out, made)
     assert "with `NODE_RANK` from 0 to 7 and `HEAD`" in text and '--dist-init-addr "$HEAD:20000"' in text
+
+
+def test_every_expression_of_launch_is_known(out: Path, made: dict[str, Document]) -> None:
+    settings = [Setting("A", value, "x", shell=True) for value in (_ADDRESS, _INTERFACE, "${A:-$B}", "$NODE_RANK")]
+    made["launch"]["environment"] = [asdict(setting) for setting in settings]
+    text = card(out, made)
+    assert all(f'export A="{setting.value}"' in text for setting in settings)
 
 
 def test_a_plan_shows_no_place_of_its_machine(out: Path, made: dict[str, Document]) -> None:

@@ -20,8 +20,62 @@ def check_comparison(record: Record, records: Sequence[Record]) -> tuple[Record,
     """The records that it compares. Raises: InputError where they are not among those given, or their figures differ."""
     if record.get("kind") not in KINDS:
         raise record.bad(f"is none of {', '.join(KINDS)}", "kind")
-    sides = [_find(record, side, records) for side in ("a", "b")]
-    return sides[0], sides[1]
+    a, b = (_find(record, side, records) for side in ("a", "b"))
+    {"eval": _check_evals, "bench": _check_loads, "audit": _check_audits}[record.string("kind")](record, a, b)
+    return a, b
+
+
+def _check_evals(record: Record, a: Record, b: Record) -> None:
+    """Raises: InputError where the difference is not that of the two scores, or says more than the evals hold."""
+    record.same(record.number("b", "score") - record.number("a", "score"), "difference", "mean")
+    record.estimate(("difference", "mean"), ("difference", "interval"), low=-1.0, high=1.0)
+    most = min(side.count("scores", "scored_problems") for side in (a, b))
+    if record.count("problems") > most:
+        raise record.bad(f"is more than the {most:,} that both records scored", "problems")
+    _no_less_than_zero(
+        record,
+        ("difference", "se"),
+        ("power", "detectable"),
+        ("power", "margin_in_reach"),
+        ("equivalence", "smallest_margin"),
+    )
+
+
+def _check_loads(record: Record, a: Record, b: Record) -> None:
+    """Raises: InputError where a ratio is not that of the two load tests' runs."""
+    for i in range(len(record.array("levels"))):
+        for name in _RATES:
+            place = ("levels", i, "figures", name)
+            if record.get(*place) is None:
+                continue
+            logs = [_mean_log(side, record.count("levels", i, "concurrency"), name) for side in (a, b)]
+            record.same(math.exp(logs[1] - logs[0]), *place, "ratio")
+            record.estimate((*place, "ratio"), (*place, "interval"), low=0.0)
+            _no_less_than_zero(record, *((*place, key) for key in ("detectable", "smallest_margin", "margin_in_reach")))
+
+
+def _mean_log(load: Record, concurrency: int, name: str) -> float:
+    at = ("levels", level_of(load, concurrency) or 0, "figures", name, "runs")
+    runs = [load.number(*at, i, low=1e-12) for i in range(len(load.array(*at)))]
+    return math.fsum(map(math.log, runs)) / len(runs)
+
+
+def _check_audits(record: Record, a: Record, b: Record) -> None:
+    """Raises: InputError where the difference is not that of the two KLs."""
+    if record.get("paired"):
+        said, expected = record.number("paired", "difference", "mean"), b.number("kl", "mean") - a.number("kl", "mean")
+        if not math.isclose(said, expected, rel_tol=1e-6, abs_tol=1e-9):
+            raise record.bad(
+                f"is {said:.12g}, and the two KLs differ by {expected:.12g}", "paired", "difference", "mean"
+            )
+        record.estimate(("paired", "difference", "mean"), ("paired", "difference", "interval"))
+    _no_less_than_zero(record, ("detectable",))
+
+
+def _no_less_than_zero(record: Record, *paths: Sequence[str | int]) -> None:
+    for path in paths:
+        if record.get(*path) is not None:
+            record.number(*path, low=0.0)
 
 
 def difference_words(record: Record, a: Record, b: Record) -> Iterator[Words]:

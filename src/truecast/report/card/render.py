@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from truecast.report.card.audits import audit_how, audit_rows, audit_setups, check_audit
-from truecast.report.card.cast import changed, check_cast, claim, cost, made_from, name_of, numbers, title_of
+from truecast.report.card.cast import changed, check_cast, claim, cost, loses, made_from, name_of, numbers, title_of
 from truecast.report.card.columns import Row, columns_of, numbered
 from truecast.report.card.content import (
     Block,
@@ -104,6 +104,8 @@ def _checked(
                 check_eval(record)
             case "audit":
                 check_audit(record, manifest.string("source", "fingerprint"))
+                if not record.label and record.get("identical") is True and loses(manifest):
+                    raise record.bad("is not so: truecast.json records an error of what was quantized", "identical")
                 for key, ours in (out or {}).items():
                     if not record.label and record.get("candidate", key) not in (None, ours):
                         raise record.bad(f"is not {THIS}'s: name whose audit it is with LABEL=", "candidate", key)
