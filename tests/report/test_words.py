@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from truecast.report.words import figure, percent
+from truecast.report.words import figure, percent, points, points_at_least
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,19 @@ def test_three_digits(number: float, words: str) -> None:
 )
 def test_shares_near_all_keep_what_is_missing(share: float, words: str) -> None:
     assert percent(share) == words
+
+
+@pytest.mark.parametrize(
+    ("share", "signed", "threshold"),
+    [
+        (0.0, "+0.0", "0"),
+        (0.00610442, "+0.6", "0.7"),
+        (0.006, "+0.6", "0.6"),
+        (0.0004, "+0.040", "0.040"),
+        (0.00000123, "+0.00012", "0.00012"),
+        (1.0, "+100.0", "100.0"),
+    ],
+)
+def test_points_do_not_round_to_nothing_nor_thresholds_down(share: float, signed: str, threshold: str) -> None:
+    assert points(share) == signed and points_at_least(share) == threshold
+    assert points(-share) == (signed.replace("+", "-") if share else "+0.0")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from truecast.report.audit_paired import paired_verdict
+from truecast.report import words
 from truecast.report.words import counted, figure, percent
 
 _POWER = "with 80% power"
@@ -13,14 +14,14 @@ _POWER = "with 80% power"
 
 def points(share: float) -> str:
     """A difference of shares in points, signed: ``-1.0 points``."""
-    return f"{100 * share:+.1f} points"
+    return f"{words.points(share)} points"
 
 
-def ends(interval: Sequence[float] | None, words: Callable[[float], str]) -> str:
+def ends(interval: Sequence[float] | None, say: Callable[[float], str]) -> str:
     """``low to high``; empty without an interval."""
     if not interval:
         return ""
-    low, high = map(words, interval)
+    low, high = map(say, interval)
     return f"{low.removesuffix(' points')} to {high}"
 
 
@@ -47,8 +48,10 @@ def eval_words(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"B is {'better' if found['mean'] > 0 else 'worse'}: {points(found['mean'])} ({known})."
     else:
         yield f"Neither is shown to be better: {points(found['mean'])} ({known})."
-    yield f"A difference of {_size(power['detectable'])} would have been found {_POWER}, a smaller one less often."
-    yield _equivalence(claim, power["margin_in_reach"], f"90% interval {ends(found['tost_interval'], points)}", _size)
+    yield f"A difference of {_threshold(power['detectable'])} would have been found {_POWER}, a smaller one less often."
+    yield _equivalence(
+        claim, power["margin_in_reach"], f"90% interval {ends(found['tost_interval'], points)}", _threshold
+    )
     if found["within"] is not None:
         yield (
             f"Of the SE, {_size(found['within'])} comes from the answers to each problem (more answers lessen it),"
@@ -102,11 +105,11 @@ def _rate(name: str, streams: int, found: Mapping[str, Any]) -> str:
     return f"{told} (95% interval {ends(found['interval'], figure)}; {seen}{kind})."
 
 
-def _equivalence(claim: Mapping[str, Any], reach: float, of: str, words: Callable[[float], str]) -> str:
-    least, could = words(claim["smallest_margin"]), words(reach)
+def _equivalence(claim: Mapping[str, Any], reach: float, of: str, say: Callable[[float], str]) -> str:
+    least, could = say(claim["smallest_margin"]), say(reach)
     if claim["margin"] is None:
         return f"Equivalence is shown for margins above {least} ({of}); of two that are equal, above {could} {_POWER}."
-    margin = words(claim["margin"])
+    margin = say(claim["margin"])
     if claim["shown"]:
         return f"EQUIVALENT within {margin}: {of}; TOST at 5%, and for any margin above {least}."
     return (
@@ -118,3 +121,7 @@ def _equivalence(claim: Mapping[str, Any], reach: float, of: str, words: Callabl
 def _size(share: float) -> str:
     number = 100 * share
     return f"{number:.1f} points" if number >= 0.1 else f"{figure(number)} points"
+
+
+def _threshold(share: float) -> str:
+    return f"{words.points_at_least(share)} points"

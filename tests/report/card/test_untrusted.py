@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from tests.report.card_example import Document, records
 from truecast.errors import InputError
+from truecast.evals.compare import compare_evals
+from truecast.evals.record import parse_record
 from truecast.report.card import Record, make_card
 from truecast.report.card.content import Figure, heading, paragraph, table
 from truecast.report.card.html import render_card_page
@@ -206,6 +209,7 @@ LIES: list[tuple[str, str, Any, str]] = [
     ("eval", "/scores/answers", 80, "the rest of the record gives"),
     ("eval", "/problems/0/samples/0/correct", 7, "no number from 0 to 1"),
     ("audit", "/kl/mean", 0.5, "outside of its interval"),
+    ("audit", "/floor/mean", -1.0, "no number from 0"),
     ("audit", "/top1/interval", [0.0, 0.01], "outside of its interval"),
     ("audit", "/corpus/documents", 0, "names no document"),
     ("bench", "/levels/0/figures/stream/interval_over_runs", [300.0, 400.0], "outside of its interval"),
@@ -221,6 +225,7 @@ LIES: list[tuple[str, str, Any, str]] = [
     ("verify", "/counts/matrices", 10**9, "truecast.json records"),
     ("verify", "/counts/inexact_half_blocks", 7, "more than truecast.json declares"),
     ("verify", "/quality/int4/nearest", 10**9, "no number from"),
+    ("verify", "/quality/int4/nearest", 5, "the rest of the record gives 98304"),
     ("verify", "/failures", [{"kind": "value"}], "the claim does not hold"),
     ("compare.eval", "/difference/mean", 0.5, "the rest of the record gives"),
     ("compare.eval", "/difference/interval", [0.5, 0.6], "outside of its interval"),
@@ -267,6 +272,28 @@ def test_a_record_that_lies(
     with pytest.raises(InputError, match=re.escape(problem)) as caught:
         make_card(records(out, made), known)
     assert caught.value.where == f"{name}.json" and caught.value.fix
+
+
+def test_a_comparison_tells_its_records_apart(out: Path, made: dict[str, Document]) -> None:
+    """Two evals of servers that say the same of themselves may have one score."""
+    made["eval.native"] = {**made["eval"], "date": "2026-12-01"}
+    made["compare.eval"] = {
+        **compare_evals(*(parse_record(made["eval"], n) for n in "ab")),
+        "schema": "truecast.compare/1",
+    }
+    with pytest.raises(InputError, match="does not tell apart"):
+        make_card(records(out, made))
+    given = records(out, made)
+    for side, file in (("a", "records/eval.native.json"), ("b", "records/eval.json")):
+        at = next(i for i, r in enumerate(given) if r.file == file)
+        given[at] = replace(given[at], sha256=side * 64)
+        made["compare.eval"][side]["sha256"] = side * 64
+    assert "aime26: this checkpoint less native MXFP4: +0.0 points" in make_card(given).markdown
+
+
+def test_a_comparison_is_given_once(out: Path, made: dict[str, Document]) -> None:
+    with pytest.raises(InputError, match="compares what compare.eval.json compares"):
+        make_card(records(out, {**made, "compare.again": made["compare.eval"]}))
 
 
 def test_weights_that_changed_are_not_identical(out: Path, made: dict[str, Document]) -> None:

@@ -21,11 +21,14 @@ def check_audit(record: Record, source: str) -> None:
     reference = record.get("reference", "fingerprint")
     if reference is not None and reference != source:
         raise record.bad("is not the source that this checkpoint was made from", "reference", "fingerprint")
-    mean = record.number("kl", "mean")
+    exact = not served(record)
+    mean = record.number("kl", "mean", **({"low": 0.0} if exact else {}))
     for key in ("kl", "excess"):
         if not record.get(key):
             continue
         record.estimate((key, "mean"), (key, "interval"))
+    if record.get("floor") and exact:
+        record.number("floor", "mean", low=0.0)
     if record.get("floor") and record.get("excess"):
         floor, excess = record.number("floor", "mean"), record.number("excess", "mean")
         if abs(mean - floor - excess) > 1e-9 + 1e-6 * abs(mean):

@@ -9,7 +9,7 @@ from truecast.report.card.content import Label, Words
 from truecast.report.card.loads import level_of
 from truecast.report.card.record import Record
 from truecast.report.card.scored import task_of
-from truecast.report.words import percent
+from truecast.report.words import percent, points, points_at_least
 
 _ABOUT = {"bench": "load tests", "audit": "audits"}
 KINDS = ("eval", "bench", "audit")
@@ -87,15 +87,6 @@ def difference_words(record: Record, a: Record, b: Record) -> Iterator[Words]:
             yield *about, ", compared: ", record.text("warnings", i), "."
 
 
-def points(share: float) -> str:
-    """A difference of shares in points, signed."""
-    return f"{100 * share:+.1f}"
-
-
-def _size(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
 def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
     head: Words = (
         *task_of(record),
@@ -111,12 +102,12 @@ def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
     if ends is None:
         yield *head, ". There is no interval, so nothing is shown either way."
         return
-    se = record.figure("difference", "se", words=_size)
+    se = record.figure("difference", "se", words=lambda x: points(x)[1:])
     yield (
         *head, " (95% interval ", *ends, "; standard error ", se, "; ", record.counted("problems"), " problems)."
-        " A difference of ", record.figure("power", "detectable", words=_size), " points would have been found with 80%"
-        " power. Equivalence is shown for margins above ", record.figure("equivalence", "smallest_margin", words=_size),
-        " points; of two that are equal, above ", record.figure("power", "margin_in_reach", words=_size), " with 80% power.",
+        " A difference of ", record.figure("power", "detectable", words=points_at_least), " points would have been found with 80%"
+        " power. Equivalence is shown for margins above ", record.figure("equivalence", "smallest_margin", words=points_at_least),
+        " points; of two that are equal, above ", record.figure("power", "margin_in_reach", words=points_at_least), " with 80% power.",
     )  # fmt: skip
 
 
@@ -168,12 +159,23 @@ def _audits(record: Record, a: Label, b: Label) -> Iterator[Words]:
 def _find(record: Record, side: str, records: Sequence[Record]) -> Record:
     kind = record.string("kind")
     described = "candidate" if kind == "audit" else "server"
-    for other in records:
-        if other.kind == kind and other.get(described) == record.get(side, described) and _same(record, side, other):
-            return other
-    raise record.bad(
-        f"is none of the records given: its server and figures are in none of --{kind}'s files", side
-    )  # fmt: skip
+    sha256 = record.get(side, "sha256")
+    found = [
+        other
+        for other in records
+        if other.kind == kind
+        and sha256 in (None, other.sha256)
+        and other.get(described) == record.get(side, described)
+        and _same(record, side, other)
+    ]
+    if not found:
+        raise record.bad(
+            f"is none of the records given: its file, server and figures are in none of --{kind}'s files", side
+        )
+    if sha256 is None and len({other.label for other in found}) > 1:
+        places = " or ".join(other.where for other in found)
+        raise record.bad(f"may be {places}, which it does not tell apart: compare again", side)
+    return found[0]
 
 
 def _same(record: Record, side: str, other: Record) -> bool:

@@ -60,7 +60,9 @@ def _check_counts(record: Record, manifest: Record) -> None:
         raise record.bad("differ more than truecast.json declares", "counts")
     for part, some, of in (("int4", "nearest", "elements"), ("int4", "unbeaten", "groups")):
         if record.get("quality", part, some) is not None:
-            record.number("quality", part, some, high=record.count("quality", part, of))
+            record.number("quality", part, some, low=0, high=record.count("quality", part, of))
+    if record.get("quality") and rule(manifest.object("int4")) != "gptq":
+        record.same(record.count("quality", "int4", "elements"), "quality", "int4", "nearest")
 
 
 def proved(record: Record | None) -> Words:

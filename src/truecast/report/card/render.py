@@ -111,7 +111,15 @@ def _checked(
                         raise record.bad(f"is not {THIS}'s: name whose audit it is with LABEL=", "candidate", key)
         if not record.label and record.kind in ("bench", "eval", "audit"):
             check_format(record, "candidate" if record.kind == "audit" else "server", target[0])
-    return [(record, *check_comparison(record, rest)) for record in rest if record.kind == "compare"]
+    pairs: list[tuple[Record, Record, Record]] = []
+    for record in rest:
+        if record.kind == "compare":
+            a, b = check_comparison(record, rest)
+            for other, *sides in pairs:
+                if sides == [a, b]:
+                    raise record.bad(f"compares what {other.where} compares")
+            pairs.append((record, a, b))
+    return pairs
 
 
 def _comparison(by_kind: Mapping[str, Sequence[Record]]) -> Iterator[Block]:
