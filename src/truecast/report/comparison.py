@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from truecast.report.audit_paired import paired_verdict
 from truecast.report import words
+from truecast.report.audit_paired import paired_verdict
 from truecast.report.words import counted, figure, percent
 
 _POWER = "with 80% power"

@@ -152,8 +152,10 @@ def test_a_value_of_the_plan_is_quoted(out: Path, made: dict[str, Document], val
 
 
 def test_commands_name_no_place_of_the_machine(out: Path, made: dict[str, Document]) -> None:
+    made["eval"]["command"] += ["--data=s3://team/aime.jsonl", "hf://datasets/team/aime"]
     text = card(out, made)
     assert "`truecast bench URL --prompts aime.jsonl --out b1`" in text
+    assert "`truecast eval URL --task aime --data=URL URL`" in text
     assert "`truecast launch THIS_FOLDER --topology h200:1x1 --sglang " in text
     last = text.partition("\ntruecast card . ")[2].partition("\n")[0]
     assert last.startswith("--verify records/verify.json ") and f"'{NATIVE}=records/bench.native.json'" in last

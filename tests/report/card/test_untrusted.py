@@ -292,7 +292,7 @@ def test_a_comparison_tells_its_records_apart(out: Path, made: dict[str, Documen
 
 
 def test_a_comparison_is_given_once(out: Path, made: dict[str, Document]) -> None:
-    with pytest.raises(InputError, match="compares what compare.eval.json compares"):
+    with pytest.raises(InputError, match=r"compares what compare\.eval\.json compares"):
         make_card(records(out, {**made, "compare.again": made["compare.eval"]}))
 
 

@@ -103,11 +103,13 @@ def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
         yield *head, ". There is no interval, so nothing is shown either way."
         return
     se = record.figure("difference", "se", words=lambda x: points(x)[1:])
+    margin = record.figure("equivalence", "smallest_margin", words=points_at_least)
+    reach = record.figure("power", "margin_in_reach", words=points_at_least)
     yield (
         *head, " (95% interval ", *ends, "; standard error ", se, "; ", record.counted("problems"), " problems)."
-        " A difference of ", record.figure("power", "detectable", words=points_at_least), " points would have been found with 80%"
-        " power. Equivalence is shown for margins above ", record.figure("equivalence", "smallest_margin", words=points_at_least),
-        " points; of two that are equal, above ", record.figure("power", "margin_in_reach", words=points_at_least), " with 80% power.",
+        " A difference of ", record.figure("power", "detectable", words=points_at_least), " points would have been found"
+        " with 80% power. Equivalence is shown for margins above ", margin, " points; of two that are equal, above ", reach,
+        " with 80% power.",
     )  # fmt: skip
 
 
