@@ -42,6 +42,7 @@ def run(**changes: Any) -> dict[str, Any]:
         ({"requests": {"errors": {"500: x": 2}}}, "2 of 100 requests failed, most with: 500: x"),
         ({"in_flight": 9.4}, "only 9.4 of 10 streams"),
         ({"client": {"used": 0.55, "waited": 0.4}}, "saturated: its busiest process"),
+        ({"server_changed": ["random_seed"]}, "not the one of the start any more: random_seed"),
         ({"sent_late": 2}, "2 requests left more than 50 ms late"),
         ({"figures": {"stream": None, "stream_e2e": None}}, "no request finished"),
     ],
