@@ -222,7 +222,7 @@ def main() -> None:
 def _say(row: dict[str, Any]) -> None:
     print(
         "  ".join(
-            f"{key} {value:5.1f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+            f"{key} {value:5.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
         ),
         flush=True,
     )

@@ -107,6 +107,12 @@ def card(results: dict[str, object], sources: dict[str, dict[str, object]]) -> s
         for name, s in sources.items()
     )
     return f"""\
+---
+license: apache-2.0
+model_name: nano-K3
+pipeline_tag: text-generation
+---
+
 # nano-K3
 
 A small language model of Kimi-K3's architecture, trained for tests of tools that read, recast and serve such

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,12 @@ from truecast.cli.main import main
 QUICK = {"ttft": 0.002, "interval": 0.0002, "tokens": 20}
 
 
+def reasoning_share(lines: list[dict[str, float]], run: dict[str, Any]) -> float:
+    """Of the requests that finished in the window, from the lines alone."""
+    kept = [r for r in lines if run["window"]["start"] <= r["ended"] <= run["window"]["end"]]
+    return sum(r["reasoning_tokens"] for r in kept) / sum(r["output_tokens"] for r in kept)
+
+
 def prompts(folder: Path) -> str:
     return str(write_prompts(folder))
 
@@ -31,7 +38,7 @@ def prompts(folder: Path) -> str:
 def test_a_table_with_definitions_and_a_document(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = serve(**QUICK, acceptance=2.45, reasoning=0.5)
+    server = serve(**QUICK, acceptance=2.45, reasoning=0.5, chunk=(3, 3))
     out = tmp_path / "out"
     argv = ["bench", f"{server.url}/v1", "--prompts", prompts(tmp_path), "--concurrency", "2,4", "--requests", "12"]
     assert main([*argv, "--out", str(out)]) == 0
@@ -49,6 +56,11 @@ def test_a_table_with_definitions_and_a_document(
     )
     lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * (4 + 12) + 2 * (8 + 12)
+    for n, run in enumerate(document["levels"][1]["runs"]):
+        mine = [line for line in lines if (line["concurrency"], line["run"]) == (4, n)]
+        assert reasoning_share(mine, run) == pytest.approx(run["figures"]["reasoning_share"]), (
+            "each figure from the lines"
+        )
     served = [s["prompt"] for s in server.log()]
     assert len(set(served)) == len(served) == len(lines), "each run goes on where the last one ended in the prompts"
     assert sorted(p.name for p in out.iterdir()) == ["bench.json", "requests.jsonl"]

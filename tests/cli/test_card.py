@@ -313,6 +313,13 @@ def test_a_broken_record(cli: Cli, out: Path, content: Any, says: str) -> None:
     assert tree(out) == before
 
 
+def test_a_file_that_is_not_there_has_the_remedy_of_its_own_option(cli: Cli, out: Path, tmp_path: Path) -> None:
+    assert "no such file; OUT is the folder that `truecast convert` wrote" in cli("card", tmp_path).err
+    for kind in ("verify", "launch", "bench"):
+        outcome = cli("card", out, f"--{kind}", tmp_path / "none")
+        assert outcome.code == 2 and f"no such file; --{kind} takes truecast.{kind}/1" in outcome.err
+
+
 def test_infinity_in_a_figure(cli: Cli, out: Path) -> None:
     path = out.parent / "given" / "audit.json"
     document = json.loads(path.read_text())

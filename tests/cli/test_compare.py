@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def test_evals_in_words(cli: Cli, evals: tuple[Path, Path]) -> None:
     for words in ("A  native", "B  w4a8", "Neither is shown to be better", "would have been found with 80% power"):
         assert words in outcome.out
     assert "Equivalence is shown for margins above" in outcome.out
+    assert "Parts of the SE, which add up as squares: " in outcome.out
     assert "not significant" not in outcome.out
 
 
@@ -49,6 +51,20 @@ def test_a_margin_is_a_claim(cli: Cli, evals: tuple[Path, Path]) -> None:
     assert outcome.code == 0 and "EQUIVALENT within 20.0 points" in outcome.out
     outcome = cli("compare", *evals, "--margin", "0.001")
     assert outcome.code == 1 and "NOT SHOWN to be equivalent within 0.1 points" in outcome.out
+
+
+def test_every_margin_above_the_one_printed_is_shown(cli: Cli, evals: tuple[Path, Path]) -> None:
+    told = re.search(r"margins above ([0-9.]+) points", cli("compare", *evals).out)
+    assert told
+    assert cli("compare", *evals, "--margin", str(float(told[1]) / 100 + 1e-9)).code == 0
+
+
+def test_a_part_of_the_error_is_not_told_as_more_than_all_of_it(cli: Cli, tmp_path: Path) -> None:
+    """Problems of one chance, on which both sides got four of eight right: the answers alone could differ by more."""
+    drawn = [[sample(i % 2 == 0) for i in range(8)] for _ in range(40)]
+    a, b = (written(tmp_path / name / "eval.json", document(d, server={})) for name, d in (("a", drawn), ("b", drawn)))
+    told = cli("compare", a, b).out
+    assert "All of the SE can come from the answers" in told and "Parts of the SE" not in told
 
 
 def test_json(cli: Cli, evals: tuple[Path, Path]) -> None:
@@ -136,6 +152,13 @@ def test_files_that_are_none_of_ours(cli: Cli, tmp_path: Path, evals: tuple[Path
 def test_folders(cli: Cli, tmp_path: Path, evals: tuple[Path, Path]) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no eval.json" in cli("compare", tmp_path / "empty", evals[0]).err
+    for number, task in enumerate(("aime", "hmmt")):  # as `truecast eval --out DIR` leaves them
+        (tmp_path / "evals" / task).mkdir(parents=True)
+        written(tmp_path / "evals" / task / "eval.json", json.loads(evals[number].read_text()))
+        if number == 0:
+            assert cli("compare", tmp_path / "evals", evals[1]).code == 0
+    several = cli("compare", tmp_path / "evals", evals[0]).err
+    assert "holds aime/eval.json and hmmt/eval.json; name the file" in several
     written(evals[1].parent / "bench.json", loads.document(loads.A))
     assert "holds eval.json and bench.json; name the file" in cli("compare", evals[0], evals[1].parent).err
 

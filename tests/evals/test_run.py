@@ -323,6 +323,32 @@ def test_reasoning_is_no_answer_and_calls_are_not_carried_out(cli: Cli, sums: li
     assert [(s["correct"], s["empty"]) for s in first] == [(0, True), (0, True), (1, False), (0, False)]
 
 
+def test_a_call_stands_in_the_record(cli: Cli, tmp_path: Path) -> None:
+    item = {"id": "a", "messages": [{"role": "user", "content": "Now."}], "tools": None, "thinking": False}
+    item |= {"effort": None, "expect": {"kind": "call", "name": "go", "arguments": {}}}
+    data = tmp_path / "items.jsonl"
+    data.write_text(json.dumps(item) + "\n")
+    with answering(lambda request: Reply("So:", "tool_calls", calls=("go",))) as server:
+        outcome = cli(
+            "eval",
+            server.url,
+            "--task",
+            "dialogues",
+            "--data",
+            data,
+            "--samples",
+            1,
+            "--out",
+            tmp_path / "out",
+            "--json",
+        )
+    assert outcome.code == 0, outcome.err
+    answer = outcome.json["problems"][0]["samples"][0]
+    assert (answer["correct"], answer["empty"], answer["answer"]) == (1, False, "So:\ngo({})"), (
+        "who reads it can judge it"
+    )
+
+
 def test_a_server_that_goes_away_is_not_asked_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truecast.evals.running.RETRIES", 0)
     rows = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(24)]

@@ -127,6 +127,9 @@ def test_descent_and_licence_are_taken_over(source: Path, tmp_path: Path) -> Non
         "base_model_relation: quantized",
     ]
     assert "\n# Model-1.5, NVFP4 (modelopt)\n" in text
+    (source / "README.md").write_text("---\nbase_model: org/Model-1.5\nmodel_name: Model one\n---\n")
+    text = card(source, tmp_path / "named", Target("nvfp4"))
+    assert "\n# Model one, NVFP4 (modelopt)\n" in text and "model_name" not in text
 
 
 def test_the_configs_name_is_the_base_model(source: Path, tmp_path: Path) -> None:

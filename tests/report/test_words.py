@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from truecast.report.words import figure, percent, points, points_at_least
+from truecast.report.words import figure, percent, points, points_up, upward
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,30 @@ def test_shares_near_all_keep_what_is_missing(share: float, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "signed", "threshold"),
+    ("number", "words"),
     [
-        (0.0, "+0.0", "0"),
-        (0.00610442, "+0.6", "0.7"),
-        (0.006, "+0.6", "0.6"),
-        (0.0004, "+0.040", "0.040"),
-        (0.00000123, "+0.00012", "0.00012"),
-        (1.0, "+100.0", "100.0"),
+        (0, "0"),
+        (1.2864, "1.29"),
+        (1.28, "1.28"),
+        (9.991, "10.0"),
+        (0.0061044, "0.00611"),
+        (1234.5, "1,235"),
+        (1.231e-5, "1.24e-05"),
     ],
 )
-def test_points_do_not_round_to_nothing_nor_thresholds_down(share: float, signed: str, threshold: str) -> None:
-    assert points(share) == signed and points_at_least(share) == threshold
+def test_what_is_claimed_of_all_above_is_rounded_up(number: float, words: str) -> None:
+    assert upward(number) == words
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.0061044, "0.7"), (0.006, "0.6"), (0.0000123, "0.00123"), (0, "0")])
+def test_points_are_rounded_up(share: float, words: str) -> None:
+    assert points_up(share) == words
+
+
+@pytest.mark.parametrize(
+    ("share", "signed"),
+    [(0.0, "+0.0"), (0.00610442, "+0.6"), (0.0004, "+0.040"), (0.00000123, "+0.00012"), (1.0, "+100.0")],
+)
+def test_points_do_not_round_to_nothing(share: float, signed: str) -> None:
+    assert points(share) == signed
     assert points(-share) == (signed.replace("+", "-") if share else "+0.0")

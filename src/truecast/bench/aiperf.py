@@ -47,7 +47,9 @@ SOCKET_NAME = 64
 """The longest path below its folder of temporary files that AIPerf gives a socket."""
 SHOWN = 400
 """Characters of AIPerf's own words in an error."""
-_INSTALL = "pip install 'truecast[bench]'"
+_INSTALL = (
+    "pip install 'truecast[bench]'; beside the extra eval in an environment of its own on the path (docs/bench.md)"
+)
 _WORDS = {
     "version": "1.0",
     "added_tokens": [],

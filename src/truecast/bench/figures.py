@@ -22,7 +22,8 @@ DEFINITIONS = {
     "ttft": "s from sending to the first token of any channel; median of the requests sent in the window",
     "ttft_p99": "99th percentile of ttft",
     "ttft_answer": "s from sending to the first token of the answer (content or tool call, not reasoning); median",
-    "reasoning_share": "reasoning tokens / output tokens of the requests that finished in the window",
+    "reasoning_share": "reasoning tokens / output tokens of the requests that finished in the window; those of the chunks"
+    " that carry reasoning, or by the server's own count where it does not count by chunk",
     "output_tokens": "output tokens of a request, as the server counts; mean of those that finished in the window",
     "tokens_per_chunk": "output tokens / chunks of the stream",
 }
@@ -96,15 +97,18 @@ def answer_delay(request: Request) -> float | None:
     return float(request.times[answer[0]] - request.sent) if answer.size else None
 
 
-def _reasoning_share(finished: Sequence[Request]) -> float | None:
-    """By the chunks of the reasoning channel where their tokens are counted, else by usage, else by the chunks all the same."""
-    return _ratio(sum(_reasoning(r) for r in finished), sum(r.output or 0 for r in finished))
+def reasoning_tokens(request: Request) -> float:
+    """By the chunks of the reasoning channel where their tokens are counted, else by usage, else by the chunks all the same.
 
-
-def _reasoning(request: Request) -> float:
+    A server's own count also has the marks around reasoning: in SGLang 3 tokens of an answer that did not reason.
+    """
     if request.counted or request.reasoning is None:
         return float(request.tokens[request.channels == REASONING].sum())
     return request.reasoning
+
+
+def _reasoning_share(finished: Sequence[Request]) -> float | None:
+    return _ratio(sum(reasoning_tokens(r) for r in finished), sum(r.output or 0 for r in finished))
 
 
 def _counts(

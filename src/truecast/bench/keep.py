@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from truecast.bench.figures import answer_delay, decode_speed
+from truecast.bench.figures import answer_delay, decode_speed, reasoning_tokens
 from truecast.bench.stream import Request
 from truecast.errors import RefusedError
 
@@ -56,7 +56,8 @@ def _line(request: Request) -> dict[str, Any]:
         "prompt_tokens": request.prompt,
         "cached_tokens": request.cached,
         "output_tokens": request.output,
-        "reasoning_tokens": request.reasoning,
+        "reasoning_tokens": reasoning_tokens(request),
+        "reasoning_reported": request.reasoning,
         "stream": decode_speed(request),
         "first_answer_after": answer_delay(request),
         "finish": request.finish,

@@ -46,7 +46,7 @@ def remarks(run: Mapping[str, Any], concurrency: int, server: Server, prompts: M
             " the prefix cache, which real ones do not"
         )
     if counts["sent"] > prompts["distinct"]:
-        yield f"prompts were sent {counts['sent'] / prompts['distinct']:.1f} times each on average"
+        yield f"{counts['sent']} requests were made from {prompts['distinct']} distinct prompts: some were sent again"
     cached, read = run["cache"]["cached_tokens"], run["cache"]["prompt_tokens"]
     if cached is not None and read > 0 and cached > MAX_CACHED * read:
         yield f"{cached / read:.0%} of the prompt tokens came from the prefix cache"

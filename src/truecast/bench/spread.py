@@ -31,13 +31,12 @@ def median_interval(values: Sequence[float]) -> Pair | None:
     assumption on the distribution, but takes requests as independent; those of one run share its batch.
     """
     n = len(values)
-    k, tail = 0, 0.5**n if n < 1000 else 0.0
-    if n >= 1000:
-        k = int(n / 2 - 1.96 * math.sqrt(n) / 2)
-    else:
-        while tail <= (1 - LEVEL) / 2:
-            k += 1
-            tail += math.comb(n, k) * 0.5**n
+    k = max(0, int(n / 2 - 10 * math.sqrt(n)))  # nothing to speak of lies below
+    term = tail = math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
+    while tail <= (1 - LEVEL) / 2:
+        k += 1
+        term *= (n - k + 1) / k
+        tail += term
     if k < 1:
         return None
     ordered = sorted(values)

@@ -36,6 +36,9 @@ class Given:
 
 def read_manifest(path: Path) -> Given:
     """The manifest, whole. Raises: InputError."""
+    if not path.exists():
+        fix = "OUT is the folder that `truecast convert` wrote; or give --manifest FILE"
+        raise InputError("no such file", where=str(path), fix=fix)
     document, _, data = _read(path)
     failures = Failures()
     with LocalFile(path) as file:
@@ -56,6 +59,9 @@ def read_records(args: argparse.Namespace) -> list[Given]:
     found: list[Given] = []
     names: set[str] = set()
     for kind, label, path in asked:
+        if not path.exists():
+            fix = f"--{kind} takes truecast.{kind}/1, the result of `truecast {kind}`"
+            raise InputError("no such file", where=str(path), fix=fix)
         document, file, data = _read(path)
         if document.get("schema") != f"truecast.{kind}/1" or "error" in document:
             raise InputError(

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         required=True,
         metavar="NAME[,NAME]",
-        help="aime, hmmt (or a year: aime25, hmmt_feb25; aime+hmmt for both as one), gpqa-diamond, ifbench, scicode, "
+        help="aime, hmmt (of 2026; another year: aime25, hmmt_feb25; aime+hmmt for both as one), gpqa-diamond, ifbench, scicode, "
         "dialogues, or any task of inspect: package/task, file.py@task",
     )
     parser.add_argument("--samples", type=positive, metavar="K", help="answers a problem (default: the task's)")
@@ -168,7 +168,10 @@ def _progress(name: str) -> Callable[[int, int, int], None]:
 def _render(console: Console, records: Sequence[Mapping[str, Any]]) -> None:
     for record in records:
         found, server = record["scores"], record["server"]
-        console.print(f"{record['task']['name']}  {server['model']} ({server['engine']} {server['version'] or ''})")
+        engine = "engine not named" if server["engine"] == "unknown" else server["engine"]
+        console.print(
+            f"{record['task']['name']}  {server['model']} ({' '.join(filter(None, (engine, server['version'])))})"
+        )
         for name, value in _lines(found):
             console.print(f"  {name:22}{value}")
         for warning in found["warnings"]:

@@ -41,8 +41,11 @@ def read_with_bytes(path: Path) -> tuple[dict[str, Any], Path, bytes]:
 
 def _in_folder(folder: Path) -> Path:
     found = [folder / name for name in NAMES if (folder / name).is_file()]
+    if not found:  # `truecast eval --out` has a folder a task
+        found = sorted(folder.glob(f"*/{NAMES[0]}"))
     if len(found) != 1:
-        held = f"holds {' and '.join(f.name for f in found)}" if found else f"holds no {', '.join(NAMES)}"
+        several = f"holds {' and '.join(str(f.relative_to(folder)) for f in found)}"
+        held = several if found else f"holds no {', '.join(NAMES)}"
         raise InputError(held, where=str(folder), fix="name the file")
     return found[0]
 

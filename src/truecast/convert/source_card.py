@@ -17,7 +17,7 @@ CARD = "README.md"
 MAX_BYTES = 8192
 """Front matter that does not end within this is not read."""
 MAX_VALUE = 200
-KEYS = ("base_model", "license", "license_name", "license_link", "pipeline_tag")
+KEYS = ("base_model", "model_name", "license", "license_name", "license_link", "pipeline_tag")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 """``organisation/name``, as models are called on the Hub."""
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from truecast.report import words
 from truecast.report.audit_paired import paired_verdict
-from truecast.report.words import counted, figure, percent
+from truecast.report.words import counted, figure, percent, points_up, upward
+from truecast.report.words import points as signed_points
 
 _POWER = "with 80% power"
 
 
 def points(share: float) -> str:
     """A difference of shares in points, signed: ``-1.0 points``."""
-    return f"{words.points(share)} points"
+    return f"{signed_points(share)} points"
 
 
 def ends(interval: Sequence[float] | None, say: Callable[[float], str]) -> str:
@@ -48,14 +48,16 @@ def eval_words(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"B is {'better' if found['mean'] > 0 else 'worse'}: {points(found['mean'])} ({known})."
     else:
         yield f"Neither is shown to be better: {points(found['mean'])} ({known})."
-    yield f"A difference of {_threshold(power['detectable'])} would have been found {_POWER}, a smaller one less often."
+    yield f"A difference of {_least(power['detectable'])} would have been found {_POWER}, a smaller one less often."
     yield _equivalence(
-        claim, power["margin_in_reach"], f"90% interval {ends(found['tost_interval'], points)}", _threshold
+        claim, power["margin_in_reach"], f"90% interval {ends(found['tost_interval'], points)}", _least, _size
     )
-    if found["within"] is not None:
+    if found["between"] == 0:  # the estimate of the answers' part may come out above the whole
+        yield "All of the SE can come from the answers to each problem: more answers lessen it."
+    elif found["within"] is not None:
         yield (
-            f"Of the SE, {_size(found['within'])} comes from the answers to each problem (more answers lessen it),"
-            f" {_size(found['between'])} from the choice of problems (more problems do)."
+            f"Parts of the SE, which add up as squares: {_size(found['within'])} from the answers to each problem (more answers"
+            f" lessen it), {_size(found['between'])} from the choice of problems (more problems do)."
         )
     if (test := result["mcnemar"]) is not None:
         yield f"Right in A only: {test['only_a']:,}; in B only: {test['only_b']:,} (McNemar, exact: p = {figure(test['p'])})."
@@ -80,7 +82,9 @@ def bench_words(result: Mapping[str, Any]) -> Iterator[str]:
         if name in level["figures"]
     ]
     if reach and None not in reach:
-        yield _equivalence(result["equivalence"], max(reach), "stream and aggregate at each concurrency", percent)
+        yield _equivalence(
+            result["equivalence"], max(reach), "stream and aggregate at each concurrency", _percent_up, percent
+        )
     elif result["equivalence"]["margin"] is not None:
         yield "Equivalence is not shown: it takes two runs on a side."
 
@@ -93,23 +97,25 @@ def audit_words(result: Mapping[str, Any]) -> Iterator[str]:
     if (paired := result["paired"]) is not None:
         yield f"B: {paired_verdict(paired)}"
     if (least := result["detectable"]) is not None:
-        yield f"A difference of {figure(least)} nats per token would have been found {_POWER}."
+        yield f"A difference of {upward(least)} nats per token would have been found {_POWER}."
 
 
 def _rate(name: str, streams: int, found: Mapping[str, Any]) -> str:
     told = f"{name} at {counted(streams, 'stream')}: B is {figure(found['ratio'])} times A"
     if found["interval"] is None:
         return f"{told}, without an interval."
-    seen = f"a factor of {figure(1 + found['detectable'])} would have been found {_POWER}"
+    seen = f"a factor of {upward(1 + found['detectable'])} would have been found {_POWER}"
     kind = "" if found["excludes_one"] else "; not shown to differ"
     return f"{told} (95% interval {ends(found['interval'], figure)}; {seen}{kind})."
 
 
-def _equivalence(claim: Mapping[str, Any], reach: float, of: str, say: Callable[[float], str]) -> str:
-    least, could = say(claim["smallest_margin"]), say(reach)
+def _equivalence(
+    claim: Mapping[str, Any], reach: float, of: str, up: Callable[[float], str], words: Callable[[float], str]
+) -> str:
+    least, could = up(claim["smallest_margin"]), up(reach)
     if claim["margin"] is None:
         return f"Equivalence is shown for margins above {least} ({of}); of two that are equal, above {could} {_POWER}."
-    margin = say(claim["margin"])
+    margin = words(claim["margin"])
     if claim["shown"]:
         return f"EQUIVALENT within {margin}: {of}; TOST at 5%, and for any margin above {least}."
     return (
@@ -118,10 +124,15 @@ def _equivalence(claim: Mapping[str, Any], reach: float, of: str, say: Callable[
     )
 
 
+def _least(share: float) -> str:
+    """Of a claim about everything above: rounded up, or the claim would be false just above what is printed."""
+    return f"{points_up(share)} points"
+
+
+def _percent_up(share: float) -> str:
+    return f"{upward(100 * share)}%"
+
+
 def _size(share: float) -> str:
     number = 100 * share
     return f"{number:.1f} points" if number >= 0.1 else f"{figure(number)} points"
-
-
-def _threshold(share: float) -> str:
-    return f"{words.points_at_least(share)} points"

@@ -22,6 +22,22 @@ def figure(number: float, digits: int = 3) -> str:
     return f"{number:,.{decimals}f}"
 
 
+def upward(number: float, digits: int = 3) -> str:
+    """As :func:`figure`, but never less than the number: for what is claimed of everything above it."""
+    text = figure(number, digits)
+    shown = float(text.replace(",", ""))
+    if shown >= number * (1 - 1e-12):
+        return text
+    place = math.floor(math.log10(abs(number))) - digits + 1
+    return figure(shown + 10.0 ** (min(place, 0) if abs(number) < 1e6 else place), digits)
+
+
+def points_up(share: float) -> str:
+    """A positive share in points to one decimal, or three digits below 0.1, never less than it is."""
+    number = 100 * share
+    return f"{math.ceil(10 * number - 1e-9) / 10:.1f}" if number >= 0.1 else upward(number)
+
+
 def percent(share: float) -> str:
     """A share as percent with sensible digits: ``96.4%``, ``0.43%``, ``100%``; ``< 0.001%`` for what is less."""
     number = 100 * share
@@ -40,12 +56,6 @@ def points(share: float) -> str:
     if number == 0 or abs(number) >= 0.1:
         return f"{number + 0.0:+.1f}"
     return f"{'-' if number < 0 else '+'}{figure(abs(number), 2)}"
-
-
-def points_at_least(share: float) -> str:
-    """A threshold in points, rounded up, so that what holds above it holds above what is shown: ``0.7`` for 0.61 points."""
-    number = 100 * share
-    return f"{math.ceil(round(10 * number, 9)) / 10:.1f}" if number >= 0.1 else figure(number, 2)
 
 
 def as_html(text: str) -> str:

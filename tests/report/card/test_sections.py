@@ -9,6 +9,7 @@ import pytest
 
 from tests.report.card_example import NATIVE, Document, records
 from truecast.convert import Target, convert
+from truecast.errors import InputError
 from truecast.report.card import make_card, render_card
 from truecast.serve.launch.environment import _ADDRESS, _INTERFACE
 from truecast.serve.launch.setting import Setting
@@ -59,6 +60,8 @@ def test_a_difference_comes_with_what_could_have_been_seen(out: Path, made: dict
         text.count("would have been found with 80% power.") == 5
         and text.count("Equivalence is shown for margins above") == 5
     )
+    assert "% would have been" not in text, "of a rate a factor is told: 20% less is not 20% more"
+    assert text.count(", by the geometric means of the runs (95% interval over runs ") == 4
     assert "no positions were kept of both, so their difference has no interval" in text
     assert "significant" not in text
 
@@ -102,6 +105,51 @@ def test_runs_are_counted_at_each_concurrency(out: Path, made: dict[str, Documen
     assert "1 to 2 runs at each concurrency" in card(out, made)
 
 
+def test_remarks_that_differ_in_their_numbers_are_one_line(out: Path, made: dict[str, Document]) -> None:
+    first, second = made["bench"]["levels"]
+    first["remarks"] = [f"the second half gave {x} against the first" for x in ("-14%", "-1.7%", "-14%")]
+    second["remarks"] = ["the second half gave +6% against the first", "9 of 10 outputs were cut"]
+    text = card(out, made)
+    line = "load test, 20, 50 concurrent: the second half gave -14% against the first; in other runs -1.7%, +6%."
+    assert text.count("the second half gave") == 1 and line in text
+    assert "load test, 50 concurrent: 9 of 10 outputs were cut." in text
+
+
+def test_a_served_audit_says_how_much_the_server_gave(out: Path, made: dict[str, Document]) -> None:
+    made["audit"]["candidate"] = {
+        "engine": "sglang",
+        "version": "0.5.20",
+        "model": "k3",
+        "arguments": {"--kv-cache-dtype": "fp8_e4m3", "--tp-size": "4", "--disable-radix-cache": ""},
+    }
+    bounds = {
+        key: {"candidate": {"mean": mean, "interval": [0.0, 1.0]}} for key, mean in (("lower", 0.25), ("upper", 0.5))
+    }
+    made["audit"] |= {
+        "estimator": {"top": 20, "name": "estimate", "kl": "a sum", "floor": "another server"},
+        "sampled": {"how": "drawn from it"},
+        "covered": {"mean": 0.8919},
+        "measures": bounds,
+    }
+    del made["compare.audit"]
+    text = card(out, made)
+    assert "as it states, tp_size 4, kv_cache_dtype fp8_e4m3, disable_radix_cache yes. a sum; 20 most probable" in text
+    assert (
+        "tokens a position, which hold 89.2% of the source's probability; lower bound 0.250 (0 to 1.00); upper bound 0.500"
+        in text
+    )
+
+
+@pytest.mark.parametrize("name", ["audit", "eval"])
+def test_a_server_of_another_format_is_refused_however_it_spells_its_arguments(
+    out: Path, made: dict[str, Document], name: str
+) -> None:
+    server = made[name].setdefault("candidate" if name == "audit" else "server", {})
+    server["arguments"] = {"--quantization": "modelopt_fp4"}
+    with pytest.raises(InputError, match="is 'modelopt_fp4', and this checkpoint is w4afp8"):
+        card(out, made)
+
+
 def test_the_deployment_is_the_plans(out: Path, made: dict[str, Document]) -> None:
     text = card(out, made)
     plan = made["launch"]
@@ -142,7 +190,10 @@ def test_a_plan_shows_no_place_of_its_machine(out: Path, made: dict[str, Documen
         '--speculative-draft-model-path "$DRAFT"' in text and "read from &#36;DRAFT" in text and "/models" not in text
     )
     plan["arguments"][0]["value"] = "some-lab/Small-K3-W4AFP8"
-    assert "\n  --model-path some-lab/Small-K3-W4AFP8 \\\n" in card(out, made), "a name on the hub stays"
+    text = card(out, made)
+    assert "\n  --model-path some-lab/Small-K3-W4AFP8 \\\n" in text, "a name on the hub stays"
+    assert "$MODEL" not in text and "&#36;MODEL" not in text, "no word on a variable that the command does not have"
+    assert "not a measurement: the servers that were measured are described above." in text
 
 
 @pytest.mark.parametrize("value", ["$(id)", "a b", "x; id", "`id`"])

@@ -20,7 +20,7 @@ from truecast.errors import InputError
 from truecast.evals.content import content_of
 from truecast.evals.tasks.data import Row, checked, from_file
 from truecast.evals.tasks.definition import REASONING, Definition, always
-from truecast.evals.tasks.dialogue_rules import KINDS, Answer, wrong
+from truecast.evals.tasks.dialogue_rules import VERSION, Answer, fault_of, wrong
 
 NAME = "dialogues"
 SAMPLES, MAX_TOKENS = 8, 200
@@ -35,15 +35,14 @@ def dialogues(data: Path | None) -> Definition:
     rows = from_file(data)
     samples = [_sample(row, f"{rows.source}, row {number + 1}") for number, row in enumerate(rows.rows)]
     checked([str(sample.id) for sample in samples], rows.source)
-    identity = {"name": NAME, "data": rows.identity, "rules": "dialogue 1"}
+    identity = {"name": NAME, "data": rows.identity, "rules": VERSION}
     return Definition(NAME, identity, samples, ask, as_expected, always(REASONING), SAMPLES, MAX_TOKENS)
 
 
 def _sample(row: Row, where: str) -> Sample:
     expect = row.get("expect")
-    fields = KINDS.get(str(expect.get("kind"))) if isinstance(expect, dict) else None
-    if not isinstance(expect, dict) or fields is None or not all(field in expect for field in fields):
-        raise InputError(f"expect is none of {', '.join(KINDS)} with its fields", where=where)
+    if fault := fault_of(expect):
+        raise InputError(fault, where=where)
     if not isinstance(row.get("id"), str) or not isinstance(row.get("thinking"), bool):
         raise InputError("id is no text, or thinking neither true nor false", where=where)
     messages, tools = row.get("messages"), row.get("tools")
@@ -90,6 +89,7 @@ def as_expected() -> Scorer:
         ]
         finished = state.output.stop_reason in ("stop", "tool_calls")
         fault = wrong(state.metadata, Answer(content, reasoning, calls, finished))
-        return Score(value=not fault, answer=content or None, explanation=fault or None)
+        said = [content, *(f"{name}({arguments})" for name, arguments in calls)]
+        return Score(value=not fault, answer="\n".join(filter(None, said)) or None, explanation=fault or None)
 
     return score

@@ -77,7 +77,14 @@ def audit_how(record: Record, mark: str) -> Words:
     """How an audit was made, in a sentence."""
     words: list[Inline] = [record.name, f", audit{mark}: "]
     if served(record):
-        words += ["through ", *server_words(record, "candidate"), ". ", record.text("estimator", "kl"), "; floor: "]
+        words += [
+            "through ",
+            *server_words(record, "candidate"),
+            ". ",
+            record.text("estimator", "kl"),
+            *_covered(record),
+        ]
+        words += ["; floor: "]
         words += [record.text("estimator", "floor") if record.get("estimator", "floor") else "not measured", "; "]
         words += ["text: ", record.text("sampled", "how"), ". "]
     elif record.get("identical"):
@@ -90,6 +97,20 @@ def audit_how(record: Record, mark: str) -> Words:
         *words, record.counted("corpus", "scored"), " positions of ", record.counted("corpus", "documents"),
         " documents. Unit of sampling: document.",
     )  # fmt: skip
+
+
+def _covered(record: Record) -> Words:
+    """How much of the vocabulary a server gave, and the bounds on KL that follow."""
+    words: list[Inline] = []
+    if record.get("estimator", "top") is not None:
+        words += ["; ", record.counted("estimator", "top"), " most probable tokens a position"]
+    if record.get("covered", "mean") is not None:
+        words += [", which hold ", record.figure("covered", "mean", words=percent), " of the source's probability"]
+    for key, what in (("lower", "lower"), ("upper", "upper")):
+        at = ("measures", key, "candidate")
+        if record.get(*at, "mean") is not None:
+            words += [f"; {what} bound ", *with_interval(record, (*at, "mean"), (*at, "interval"))]
+    return tuple(words)
 
 
 def audit_remarks(record: Record) -> Iterator[Words]:

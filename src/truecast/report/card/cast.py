@@ -89,7 +89,7 @@ def name_of(manifest: Record) -> Words:
     name = manifest.get(*paths[0])
     if not isinstance(name, str) or "/" not in name:
         paths.reverse()
-    for path in paths:
+    for path in (("source", "card", "model_name"), *paths):
         found = manifest.get(*path)
         short = found.rstrip("/").rpartition("/")[2] if isinstance(found, str) else ""
         if short and short.isprintable():

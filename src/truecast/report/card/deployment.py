@@ -59,8 +59,8 @@ def _is_expression(value: str) -> bool:
     return bool(_EXPRESSION.fullmatch(value)) or hashlib.sha256(value.encode()).hexdigest() in _COMMANDS
 
 
-def deployment(record: Record) -> Iterator[Block]:
-    """The section on serving."""
+def deployment(record: Record, measured: bool) -> Iterator[Block]:
+    """The section on serving. ``measured``: the card has figures of servers too, which this plan need not describe."""
     nodes = record.count("nodes_per_replica")
     yield heading(2, "Deployment")
     words: list[Inline] = [
@@ -68,11 +68,16 @@ def deployment(record: Record) -> Iterator[Block]:
         ", profile ", record.text("profile"), ": ", record.counted("replicas"), _of(record, "replicas", " replica"),
         " of ", record.counted("tp"),
         _of(record, "tp", " GPU"),
-        ". It is a plan from the checkpoint's headers, not a measurement. ", Code(_HERE),
-        " is this folder, or its name on the hub",
+        ". It is a plan from the checkpoint's headers, not a measurement",
     ]  # fmt: skip
+    if measured:
+        words += [": the servers that were measured are described above"]
+    places = set(_places(record).values())
+    if _HERE in places:
+        words += [". ", Code(_HERE), " is this folder, or its name on the hub"]
     if record.get("draft") is not None:
-        words += ["; ", Code(_DRAFT), ", if it stands there, is the draft model's, ", _draft(record)]
+        words += [". ", *((Code(_DRAFT), " is the draft model's folder: ") if _DRAFT in places else ("Draft model: ",))]
+        words += [_draft(record)]
     yield paragraph(*words, ".")
     if nodes > 1:
         last = record.derived(f"{nodes - 1}", nodes - 1, "less 1", "nodes_per_replica")
@@ -83,7 +88,8 @@ def deployment(record: Record) -> Iterator[Block]:
     required = [i for i in notes if record.string("notes", i).startswith(_REQUIRED)]
     if required:
         yield heading(3, "Required fixes")
-        yield paragraph("SGLang as released lacks these; truecast's plug-in has them.")
+        yield paragraph("SGLang as released lacks these; truecast's plug-in has them, which the ", Code("setup.sh"), " of ",
+                        Code("truecast launch --out"), " puts beside SGLang.")  # fmt: skip
         yield Listing(
             tuple((_shown(record, record.string("notes", i).removeprefix(_REQUIRED), "notes", i),) for i in required)
         )

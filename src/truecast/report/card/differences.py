@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from truecast.report.card.content import Label, Words
+from truecast.report.card.content import Figure, Label, Words
 from truecast.report.card.loads import level_of
 from truecast.report.card.record import Record
 from truecast.report.card.scored import task_of
-from truecast.report.words import percent, points, points_at_least
+from truecast.report.words import points, points_up, upward
 
 _ABOUT = {"bench": "load tests", "audit": "audits"}
 KINDS = ("eval", "bench", "audit")
@@ -87,6 +87,12 @@ def difference_words(record: Record, a: Record, b: Record) -> Iterator[Words]:
             yield *about, ", compared: ", record.text("warnings", i), "."
 
 
+def _factor(record: Record, *path: str | int) -> Figure:
+    """1 and the share: what a rate is multiplied or divided by."""
+    factor = 1 + record.number(*path)
+    return record.derived(upward(factor), factor, "1 + the value", *path)
+
+
 def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
     head: Words = (
         *task_of(record),
@@ -103,13 +109,13 @@ def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
         yield *head, ". There is no interval, so nothing is shown either way."
         return
     se = record.figure("difference", "se", words=lambda x: points(x)[1:])
-    margin = record.figure("equivalence", "smallest_margin", words=points_at_least)
-    reach = record.figure("power", "margin_in_reach", words=points_at_least)
+    margin = record.figure("equivalence", "smallest_margin", words=points_up)
+    reach = record.figure("power", "margin_in_reach", words=points_up)
     yield (
         *head, " (95% interval ", *ends, "; standard error ", se, "; ", record.counted("problems"), " problems)."
-        " A difference of ", record.figure("power", "detectable", words=points_at_least), " points would have been found"
-        " with 80% power. Equivalence is shown for margins above ", margin, " points; of two that are equal, above ", reach,
-        " with 80% power.",
+        " A difference of ", record.figure("power", "detectable", words=points_up), " points would have been found with 80%"
+        " power. Equivalence is shown for margins above ", margin,
+        " points; of two that are equal, above ", reach, " with 80% power.",
     )  # fmt: skip
 
 
@@ -135,10 +141,10 @@ def _loads(record: Record, a: Label, b: Label) -> Iterator[Words]:
                 yield *head, ". There is no interval, so nothing is shown either way."
                 continue
             yield (
-                *head, " (95% interval ", *ends, "). A difference of ", record.figure(*place, "detectable", words=percent),
-                " would have been found with 80% power. Equivalence is shown for margins above ",
-                record.figure(*place, "smallest_margin", words=percent), "; of two that are equal, above ",
-                record.figure(*place, "margin_in_reach", words=percent), " with 80% power.",
+                *head, ", by the geometric means of the runs (95% interval over runs ", *ends, "). A factor of ",
+                _factor(record, *place, "detectable"), " either way would have been found with 80% power. Equivalence is"
+                " shown for margins above a factor of ", _factor(record, *place, "smallest_margin"), " either way; of two"
+                " that are equal, above ", _factor(record, *place, "margin_in_reach"), " with 80% power.",
             )  # fmt: skip
 
 
@@ -154,7 +160,11 @@ def _audits(record: Record, a: Label, b: Label) -> Iterator[Words]:
         return
     least: Words = ()
     if record.get("detectable") is not None:
-        least = (" A difference of ", record.figure("detectable"), " would have been found with 80% power.")
+        least = (
+            " A difference of ",
+            record.figure("detectable", words=upward),
+            " would have been found with 80% power.",
+        )
     yield *head, " (95% interval ", *ends, ").", *least
 
 

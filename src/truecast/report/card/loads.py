@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from truecast.report.card.columns import ABSENT, Cell, Row, numbered, row, setups, with_interval
@@ -12,6 +13,7 @@ from truecast.report.card.server import server_words
 
 SHOWN = (("stream", "tok/s per stream"), ("aggregate", "aggregate tok/s"), ("ttft", "seconds to the first token"))
 """Figures of a level and what the card calls them."""
+_NUMBER = re.compile(r"[-+]?\d(?:[\d.,]*\d)?%?")
 _SAME = ("sampling", "requests", "duration", "replicas")
 
 
@@ -151,12 +153,26 @@ def load_remarks(record: Record) -> Iterator[Words]:
         yield record.name, ", load test: by its own report the figures do not stand."
     if not record.get("complete"):
         yield record.name, ", load test: it was stopped before its last run."
-    said: dict[str, list[tuple[int, str, int]]] = {}
+    said: dict[str, list[tuple[int, str, int]]] = {}  # a text without its numbers -> where it stands
     for i in range(len(record.array("levels"))):
         for key in ("faults", "remarks"):
             for j in range(len(record.array("levels", i, key)) if record.get("levels", i, key) is not None else 0):
-                said.setdefault(record.string("levels", i, key, j), []).append((i, key, j))
+                text = record.string("levels", i, key, j)
+                said.setdefault(_NUMBER.sub("#", text), []).append((i, key, j))
     for places in said.values():
         levels = joined([(record.counted("levels", i, "concurrency"),) for i in dict.fromkeys(i for i, _, _ in places)])
         i, key, j = places[0]
-        yield record.name, ", load test, ", *levels, " concurrent: ", record.text("levels", i, key, j), "."
+        first = record.text("levels", i, key, j)
+        yield record.name, ", load test, ", *levels, " concurrent: ", first, *_others(record, places), "."
+
+
+def _others(record: Record, places: Sequence[tuple[int, str, int]]) -> Words:
+    """The numbers of remarks, from other runs or levels, that say the same as the first of them."""
+    texts = {record.string("levels", *at): at for at in reversed(places)}
+    del texts[record.string("levels", *places[0])]
+    parts: list[Words] = []
+    for text, at in reversed(texts.items()):
+        found = list(_NUMBER.finditer(text))
+        part = text[found[0].start() : found[-1].end()]
+        parts.append((record.derived(part, text, "the numbers in it", "levels", *at),))
+    return ("; in other runs ", *joined(parts)) if parts else ()

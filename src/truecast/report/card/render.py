@@ -80,7 +80,7 @@ def make_card(records: Sequence[Record], out: Mapping[str, str] | None = None) -
     blocks += cost(manifest)
     blocks += numbers(manifest)
     for plan in by_kind["launch"]:
-        blocks += deployment(plan)
+        blocks += deployment(plan, any(r.kind in ("bench", "eval", "audit") for r in rest))
     blocks += limits(rest)
     blocks += again(manifest)
     blocks += _licence(manifest)
@@ -135,8 +135,9 @@ def _comparison(by_kind: Mapping[str, Sequence[Record]]) -> Iterator[Block]:
     if loads:
         yield paragraph(
             "Speed: tok/s per stream is the median over requests of the output tokens after the first chunk over the time"
-            " from the first token to the last; aggregate is output tokens over the same steady window. In brackets the 95%"
-            " interval over runs."
+            " from the first token to the last; aggregate is output tokens over the same steady window; seconds to the first"
+            " token, of any channel, are the median over requests. Each is the mean over runs, in brackets its 95% interval"
+            " (t, unit of sampling: run)."
         )
     if audits:
         yield paragraph(

@@ -24,7 +24,7 @@ _SETTINGS = (
     "disable_radix_cache",
     "max_running_requests",
 )
-"""Names of SGLang's arguments."""
+"""Names of SGLang's arguments. A load test's record has them so, those of audits and evals as ``--tp-size``."""
 _FORMATS = {"w4afp8": "w4afp8", "modelopt_fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4"}
 """What a server's ``quantization`` says of the checkpoint's format, where it says that."""
 
@@ -48,15 +48,25 @@ def server_words(record: Record, key: str) -> Words:
 
 def check_format(record: Record, key: str, target: str) -> None:
     """Raises: InputError where the server says that it quantizes otherwise than this checkpoint is."""
-    said = record.get(key, "arguments", "quantization")
+    name = _spelled(record, key, "quantization")
+    said = record.get(key, "arguments", name)
     known = _FORMATS.get(said) if isinstance(said, str) else None
     if known is not None and known != target:
-        raise record.bad(f"is {said!r:.40}, and this checkpoint is {target}", key, "arguments", "quantization")
+        raise record.bad(f"is {said!r:.40}, and this checkpoint is {target}", key, "arguments", name)
 
 
 def _settings(record: Record, key: str) -> Iterator[Words]:
     for name in _SETTINGS:
-        value = record.get(key, "arguments", name)
+        at = (key, "arguments", _spelled(record, key, name))
+        value = record.get(*at)
+        if value == "" and at[-1] != name:  # a flag without a value
+            yield f"{name} ", record.derived("yes", value, "a flag that was set", *at)
         if value is None or value == "" or isinstance(value, (dict, list)):
             continue
-        yield f"{name} ", record.scalar(key, "arguments", name)
+        yield f"{name} ", record.scalar(*at)
+
+
+def _spelled(record: Record, key: str, name: str) -> str:
+    """The key under which the record has an argument: ``tp_size`` or ``--tp-size``."""
+    flag = f"--{name.replace('_', '-')}"
+    return name if record.get(key, "arguments", name) is not None else flag

@@ -29,7 +29,7 @@ def cache_settings(case: Case) -> list[Setting]:
         Setting(
             "--kv-cache-dtype",
             FP8_KV,
-            f"half the KV cache, which every rank holds whole under MLA; the KL that the card states is with it ({CARD_003})",
+            f"half the KV cache, which every rank holds whole under MLA; the KL on that page is with it ({CARD_003})",
         ),
         Setting(
             "--mamba-ssm-dtype",

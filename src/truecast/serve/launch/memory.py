@@ -109,7 +109,9 @@ def request_settings(case: Case) -> list[Setting]:
         found.append(Setting("--max-mamba-cache-size", str(slots), why))
     return [
         *found,
-        Setting("--chunked-prefill-size", str(PREFILL_CHUNK), f"bounds activations, 1.5 MiB a token ({CARD_003})"),
+        Setting(
+            "--chunked-prefill-size", str(PREFILL_CHUNK), f"bounds activations, 1.5 MiB a token of Kimi-K3 ({CARD_003})"
+        ),
         Setting(
             "--max-prefill-tokens",
             str(PREFILL_LIMIT),
