@@ -57,7 +57,7 @@ def test_what_spoils_a_run(changes: dict[str, Any], words: str) -> None:
     ("changes", "distinct", "words"),
     [
         ({}, 9, "9 distinct prompts for 10 streams"),
-        ({}, 50, "sent 2.0 times each"),
+        ({}, 50, "100 requests were made from 50 distinct prompts"),
         ({"cache": {"prompt_tokens": 1000, "cached_tokens": 300}}, 100, "30% of the prompt tokens"),
         ({"server": {"queued": 3.0}}, 100, "3.0 requests waited"),
         ({"halves": [100.0, 110.0]}, 100, r"\+10% against the first"),
