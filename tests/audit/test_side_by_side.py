@@ -27,6 +27,20 @@ def test_with_positions_it_is_the_paired_difference(tmp_path: Path) -> None:
     assert (found["a"]["kl"]["mean"], found["warnings"]) == (pytest.approx(A.kl.mean()), [])
 
 
+def test_served_audits_keep_bounds_and_stand_side_by_side(tmp_path: Path) -> None:
+    folders = folder(tmp_path / "a", A), folder(tmp_path / "b", B)
+    for one in folders:
+        (one / "positions" / "kl.npy").rename(one / "positions" / "lower.npy")
+    found = compared(*folders)
+    assert found["paired"] is None and "overlap of two intervals is no test" in found["warnings"][0]
+
+
+def test_a_served_audit_is_not_held_against_an_exact_one(tmp_path: Path) -> None:
+    served = folder(tmp_path / "a", A, estimator={"name": "estimate", "top": 20})
+    with pytest.raises(InputError, match=r"estimator: .'name': 'estimate'"):
+        compared(served, folder(tmp_path / "b", B))
+
+
 def test_without_positions_there_is_no_test(tmp_path: Path) -> None:
     floor, excess = {"mean": 0.001, "sd": None}, {"mean": 0.01, "interval": [0.009, 0.011]}
     a = folder(tmp_path / "a", A, floor=floor, excess=excess)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
 from tests.bench.conftest import Serve
 from truecast.bench.http import StatusError, server_message
-from truecast.bench.server import base_url, counts_tokens, describe, flush_cache
+from truecast.bench.server import base_url, changed_since, counts_tokens, describe, flush_cache
 from truecast.errors import InputError
 
 PROMPT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -30,6 +31,15 @@ def test_a_server_says_who_it_is(serve: Serve) -> None:
     assert "k3y" not in str(describe(server.url, None, "k3y").document())
     assert describe(serve(engine="vllm").url, None).engine == "vllm"
     assert describe(serve(engine="plain").url, "timed").engine is None
+
+
+def test_another_server_in_its_place(serve: Serve) -> None:
+    server = describe(serve().url, None)
+    assert changed_since(server) == []
+    other = replace(server, version="0.0", arguments={**server.arguments, "random_seed": 7})
+    assert changed_since(other) == ["version", "random_seed"]
+    assert changed_since(replace(server, model="other")) == ["model"]
+    assert changed_since(replace(server, url="http://127.0.0.1:9")) == []
 
 
 def test_a_model_that_is_not_served(serve: Serve) -> None:

@@ -42,6 +42,7 @@ def run(**changes: Any) -> dict[str, Any]:
         ({"requests": {"errors": {"500: x": 2}}}, "2 of 100 requests failed, most with: 500: x"),
         ({"in_flight": 9.4}, "only 9.4 of 10 streams"),
         ({"client": {"used": 0.55, "waited": 0.4}}, "saturated: its busiest process"),
+        ({"server_changed": ["random_seed"]}, "not the one of the start any more: random_seed"),
         ({"sent_late": 2}, "2 requests left more than 50 ms late"),
         ({"figures": {"stream": None, "stream_e2e": None}}, "no request finished"),
     ],
@@ -56,7 +57,7 @@ def test_what_spoils_a_run(changes: dict[str, Any], words: str) -> None:
     ("changes", "distinct", "words"),
     [
         ({}, 9, "9 distinct prompts for 10 streams"),
-        ({}, 50, "sent 2.0 times each"),
+        ({}, 50, "100 requests were made from 50 distinct prompts"),
         ({"cache": {"prompt_tokens": 1000, "cached_tokens": 300}}, 100, "30% of the prompt tokens"),
         ({"server": {"queued": 3.0}}, 100, "3.0 requests waited"),
         ({"halves": [100.0, 110.0]}, 100, r"\+10% against the first"),

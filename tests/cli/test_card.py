@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -15,7 +17,9 @@ import pytest
 from tests.report.card_example import NATIVE, Document, convert_small, documents
 from truecast.checkpoint.card_seal import sealed_files
 from truecast.checkpoint.source import open_checkpoint
+from truecast.cli.main import main
 from truecast.convert import Target, convert
+from truecast.convert.manifest import encode_manifest
 from truecast.report.card import render_card
 from truecast.verify import verify
 
@@ -131,6 +135,77 @@ def test_the_same_again_and_fewer_records(cli: Cli, out: Path) -> None:
     assert not list((out / "records").iterdir()) and b"Nothing was measured yet" in (out / "README.md").read_bytes()
 
 
+def killed(after: int, *words: object) -> bool:
+    """Run a command in a process that ends without warning at the ``after``-th sync, rename or removal. Was it?"""
+    child = os.fork()
+    if child == 0:
+        left = after
+
+        def counting(real: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*given: Any, **named: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    os._exit(9)
+                return real(*given, **named)
+
+            return step
+
+        os.fsync = counting(os.fsync)
+        Path.rename, Path.unlink = counting(Path.rename), counting(Path.unlink)  # type: ignore[method-assign]
+        os._exit(main([*map(str, words), "--quiet"]))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_after_a_kill_at_any_instant_any_card_can_be_written(cli: Cli, out: Path) -> None:
+    given = out.parent / "given"
+    first = ["card", out, "--eval", given / "eval.json", "--bench", given / "bench.json"]
+    (given / "other.json").write_text((given / "eval.json").read_text() + " ")
+    second = ["card", out, "--eval", given / "other.json", "--audit", given / "audit.json"]
+    plain: list[object] = ["card", out]
+    assert cli(*first).code == 0
+    shutil.copytree(out, out.parent / "first")
+    ends = {}
+    for name, words in (("second", second), ("plain", plain)):
+        assert cli(*words).code == 0
+        ends[name] = tree(out)
+    after, stopped = -1, True
+    while stopped:
+        after += 1
+        shutil.rmtree(out)
+        shutil.copytree(out.parent / "first", out)
+        stopped = killed(after, *second)
+        then, words = ("second", second) if after % 2 else ("plain", plain)
+        outcome = cli(*words)
+        assert outcome.code == 0, (after, outcome.err)
+        assert tree(out) == ends[then], after
+    assert after > 10
+
+
+def test_a_card_waits_for_no_other_run_in_the_folder(cli: Cli, out: Path) -> None:
+    (out / ".truecast").mkdir(exist_ok=True)
+    with (out / ".truecast" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcome = cli("card", out)
+    assert outcome.code == 3 and "another run is writing this folder" in outcome.err
+
+
+def test_a_card_leaves_no_notes_of_its_own(cli: Cli, out: Path) -> None:
+    shutil.rmtree(out / ".truecast", ignore_errors=True)
+    assert cli("card", out, *options(out)).code == 0 and not (out / ".truecast").exists()
+    (out / ".truecast").symlink_to(out.parent / "given")
+    before = tree(out.parent)
+    outcome = cli("card", out)
+    assert outcome.code == 3 and ".truecast" in outcome.err and tree(out.parent) == before
+
+
+def test_a_card_that_no_verify_would_read_is_not_written(cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truecast.cli.card_folder.MAX_BYTES", 1000)
+    before = tree(out)
+    outcome = cli("card", out, *options(out))
+    assert outcome.code == 2 and "more than any card" in outcome.err and tree(out) == before
+
+
 def test_records_of_a_source_do_not_travel_on(cli: Cli, out: Path) -> None:
     assert cli("card", out, *options(out)).code == 0
     assert cli("convert", out, out.parent / "next", "--to", "w4afp8", "--dialect", "compressed-tensors").code == 0
@@ -185,6 +260,25 @@ def test_an_edited_record_is_not_lost(cli: Cli, out: Path) -> None:
         assert (out / "records" / "eval.json").read_text() == "mine"
 
 
+def test_a_page_of_somebody_elses_is_not_overwritten(cli: Cli, out: Path) -> None:
+    page = out.parent / "page.html"
+    assert cli("card", out, "--html", page).code == 0 and cli("card", out, *options(out), "--html", page).code == 0
+    page.write_text(page.read_text().replace("Measured", "Mine"))
+    (out.parent / "folder").mkdir()
+    (out.parent / "index.html").write_text("<!doctype html><p>mine")
+    before = tree(out.parent)
+    for name in ("page.html", "folder", "index.html"):
+        outcome = cli("card", out, "--html", out.parent / name)
+        assert outcome.code == 3 and "no page as truecast wrote it" in outcome.err
+    assert tree(out.parent) == before
+
+
+def test_nothing_is_written_where_the_page_cannot_be(cli: Cli, out: Path) -> None:
+    before = tree(out)
+    assert cli("card", out, *options(out), "--html", out.parent / "given" / "eval.json" / "page.html").code == 2
+    assert tree(out) == before
+
+
 @pytest.mark.parametrize("where", ["out", "mine"])
 def test_the_page_is_no_part_of_the_checkpoint_and_nobodys_file(cli: Cli, out: Path, where: str) -> None:
     page = out / "card.html" if where == "out" else out.parent / "mine.html"
@@ -198,6 +292,7 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("not JSON", "{", "is no JSON"),
     ("NaN", '{"schema": "truecast.eval/1", "scores": {"score": NaN}}', "NaN is no JSON number"),
     ("no object", "[]", "is no JSON object"),
+    ("a key twice", '{"schema": "truecast.eval/1", "scores": {"score": 1, "score": 0}}', "'score' stands twice"),
     ("deep", "[" * 100_000, "is no JSON"),
     ("10^400", '{"schema": "truecast.eval/1", "scores": {"score": 1' + "0" * 400 + "}}", "(/settings)"),
     ("digits", '{"schema": "truecast.eval/1", "x": ' + "9" * 5000 + "}", "is no JSON"),
@@ -264,11 +359,40 @@ def test_the_manifest(cli: Cli, out: Path, tmp_path: Path) -> None:
     outcome = cli("card", out, "--manifest", tmp_path / "wide" / "truecast.json")
     assert outcome.code == 2 and "is this another checkpoint?" in outcome.err
     assert cli("card", tmp_path / "none").code == 2 and cli("card", out, "--manifest", tmp_path / "none").code == 2
+    kept = tmp_path / "kept.json"
+    kept.write_bytes(manifest.read_bytes())
+    document = json.loads(kept.read_text())
+    del document["sha256"]
+    manifest.write_bytes(encode_manifest({**document, "notes": ["another"]}))
+    outcome = cli("card", out, "--manifest", kept)
+    assert outcome.code == 2 and f"is not {manifest}" in outcome.err
     manifest.unlink()
     assert cli("card", out).code == 2
+    assert cli("card", out, "--manifest", kept).code == 0 and manifest.read_bytes() == kept.read_bytes()
+    assert cli("verify", out.parent / "source", out).code == 0
+    manifest.unlink()
+    next(out.glob("*.safetensors")).unlink()
+    outcome = cli("card", out, "--manifest", kept)
+    assert outcome.code == 2 and "convert again" in outcome.err and not manifest.exists()
 
 
-@pytest.mark.parametrize("label", ["", "7", "7.", "this checkpoint", "<b>", "a=b", "x" * 41, "-a", "é"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "",
+        "7",
+        "7.",
+        "this checkpoint",
+        "This checkpoint",
+        "this checkpoint ",
+        "this  checkpoint",
+        "<b>",
+        "a=b",
+        "x" * 41,
+        "-a",
+        "é",
+    ],
+)
 def test_a_label_that_is_none(cli: Cli, out: Path, label: str) -> None:
     outcome = cli("card", out, "--eval", f"{label}={out.parent / 'given' / 'eval.native.json'}")
     assert outcome.code == 2

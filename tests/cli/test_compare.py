@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -94,6 +95,13 @@ def test_load_tests_in_words(cli: Cli, tmp_path: Path) -> None:
     assert cli("compare", a, b, "--common").code == 2
 
 
+def test_it_names_the_files_that_it_compared(cli: Cli, evals: tuple[Path, Path]) -> None:
+    found = cli("compare", *evals, "--json").json
+    assert [found[side]["sha256"] for side in ("a", "b")] == [
+        hashlib.sha256(file.read_bytes()).hexdigest() for file in evals
+    ]
+
+
 def test_audits_in_words(cli: Cli, tmp_path: Path) -> None:
     floor = {"mean": float(POSITIONS.kl.mean()) * 0.9, "sd": None}
     a, b = (
@@ -119,6 +127,7 @@ BAD = {
     "no such file": None,
     "is no JSON that can be read": b"{",
     "is no JSON object": b"[]",
+    "'schema' stands twice in an object": b'{"schema": "truecast.eval/1", "schema": "truecast.eval/1"}',
     "NaN is no JSON number": b'{"schema": NaN}',
     "is no JSON that can be read: maximum recursion depth": b"[" * 100_000,
     "is no JSON that can be read: Exceeds the limit": b'{"n": ' + b"9" * 5000 + b"}",

@@ -28,6 +28,7 @@ class Reply:
     """Sent instead, as it is."""
     breaks: bool = False
     """The connection ends before the body does."""
+    model: str = "toy"
 
 
 @dataclass
@@ -49,7 +50,13 @@ def _body(reply: Reply) -> dict[str, Any]:
         function = [{"name": name, "arguments": "{}"} for name in reply.calls]
         message["tool_calls"] = [{"id": f["name"], "type": "function", "function": f} for f in function]
     choice = {"index": 0, "message": message, "finish_reason": reply.finish}
-    body: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 1, "model": "toy", "choices": [choice]}
+    body: dict[str, Any] = {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": reply.model,
+        "choices": [choice],
+    }
     if reply.usage is not None:
         body["usage"] = {"prompt_tokens": 5, "completion_tokens": reply.usage, "total_tokens": reply.usage + 5}
     return body

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,39 @@ def test_it_goes_on_where_it_was_and_asks_errors_again(cli: Cli, sums: list[obje
         other = cli("eval", server.url, *sums, "--max-tokens", 60)
     assert other.code == 3
     assert "holds answers of a run with another settings.max_tokens; give another --out" in other.err
+
+
+DAMAGED = {
+    "deep": b"[" * 100_000,
+    "text for a share": b'{"sample": "1", "seed": 0, "answers": [{"problem": "1", "correct": "yes", "truncated": false,'
+    b' "empty": false, "tokens": 3, "most": 3}]}',
+    "no list": b'{"sample": "1", "seed": 0, "answers": 7}',
+    "null": b"null",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_answers_that_somebody_edited(cli: Cli, sums: list[object], tmp_path: Path, name: str) -> None:
+    with answering(right) as server:
+        assert cli("eval", server.url, *sums).code == 0
+        with (tmp_path / "out/aime25/answers.jsonl").open("ab") as file:
+            file.write(DAMAGED[name] + b"\n")
+        outcome = cli("eval", server.url, *sums)
+    assert outcome.code == 2 and "is no answer; remove it" in outcome.err
+
+
+def test_half_a_character_ends_no_run(cli: Cli, sums: list[object], tmp_path: Path) -> None:
+    with answering(lambda request: replace(right(request), content="\ud800 " + right(request).content)) as server:
+        outcome = cli("eval", server.url, *sums)
+        assert outcome.code == 0, outcome.err
+        assert outcome.json == cli("eval", server.url, *sums).json | {k: outcome.json[k] for k in ("date", "command")}
+
+
+def test_a_model_that_changes_under_way_is_told(cli: Cli, sums: list[object], tmp_path: Path) -> None:
+    with answering(lambda request: replace(right(request), model="toy" if number(request) < 3 else "other")) as server:
+        outcome = cli("eval", server.url, *sums)
+    said = "the replies name 2 models: other, toy: what was measured is a mixture"
+    assert said in outcome.json["scores"]["warnings"]
 
 
 def test_what_is_sent(cli: Cli, tmp_path: Path) -> None:

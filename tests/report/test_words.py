@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from truecast.report.words import figure, percent, points_up, upward
+from truecast.report.words import figure, percent, points, points_up, upward
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,12 @@ def test_what_is_claimed_of_all_above_is_rounded_up(number: float, words: str) -
 @pytest.mark.parametrize(("share", "words"), [(0.0061044, "0.7"), (0.006, "0.6"), (0.0000123, "0.00123"), (0, "0")])
 def test_points_are_rounded_up(share: float, words: str) -> None:
     assert points_up(share) == words
+
+
+@pytest.mark.parametrize(
+    ("share", "signed"),
+    [(0.0, "+0.0"), (0.00610442, "+0.6"), (0.0004, "+0.040"), (0.00000123, "+0.00012"), (1.0, "+100.0")],
+)
+def test_points_do_not_round_to_nothing(share: float, signed: str) -> None:
+    assert points(share) == signed
+    assert points(-share) == (signed.replace("+", "-") if share else "+0.0")

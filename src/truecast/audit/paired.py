@@ -95,6 +95,7 @@ def compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any,
         "limit of documents": of("corpus", "limit"),
         "device": (one.get("device"), other.get("device")),
         "dtype": (one.get("dtype"), other.get("dtype")),
+        "estimator": (one.get("estimator"), other.get("estimator")),  # an exact audit has none
     }
 
 

@@ -25,7 +25,7 @@ def side_by_side(a: Mapping[str, Any], b: Mapping[str, Any], files: tuple[Path, 
         if one != other:
             raise InputError(f"{what}: {one!r:.80} against {other!r:.80}", where=where, fix=SAME_RUN)
     sides = [_side(document, file) for document, file in zip((a, b), files, strict=True)]
-    kept = all((file.parent / "positions").is_dir() for file in files)
+    kept = all((file.parent / "positions" / "kl.npy").is_file() for file in files)  # a served audit has bounds instead
     whole = kept and not any(document.get("identical") for document in (a, b))
     paired = paired_folders(files[1].parent, files[0].parent) if whole else None
     warnings = []

@@ -18,7 +18,7 @@ from truecast.bench.keep import claim_folder, keep_requests, write_document
 from truecast.bench.monitor import Monitor
 from truecast.bench.prompts import read_prompts, request_bodies
 from truecast.bench.replicas import curve_of
-from truecast.bench.server import Server, counts_tokens, describe, flush_cache
+from truecast.bench.server import Server, changed_since, counts_tokens, describe, flush_cache
 from truecast.bench.stream import Request, read_requests
 from truecast.bench.window import Window
 from truecast.errors import InputError, RefusedError
@@ -93,6 +93,7 @@ def _run(
     run = run_figures(requests, concurrency)
     window = Window(run["window"]["start"], run["window"]["end"])
     run["cache"]["before"] = cache
+    run["server_changed"] = changed_since(server)
     return {"date": began, **run, "client": monitor.client(window), "server": monitor.server(window)}, requests
 
 

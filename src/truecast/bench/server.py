@@ -23,6 +23,8 @@ _NOT_PROBED = {"max_completion_tokens", "min_tokens"}
 """A prompt's own limits contradict the probe's."""
 _SECRET = re.compile(r"(api_?key|password|secret|credential|(^|_)token$)", re.IGNORECASE)
 _DESCRIPTIONS = ("/server_info", "/get_server_info")
+_OF_A_START = ("model_path", "quantization", "random_seed", "tp_size", "ep_size", "dp_size", "speculative_algorithm")
+"""Arguments of SGLang that one start has and another may not; the seed is drawn anew unless it is given."""
 _FLUSHES = ("/flush_cache", "/reset_prefix_cache")
 """SGLang's and vLLM's (which has it only in development mode)."""
 
@@ -73,6 +75,21 @@ def describe(url: str, model: str | None, key: str | None = None) -> Server:
     settings = {k: v for k, v in info.items() if _can_be_kept(v) and not _SECRET.search(k)}
     known = context if type(context) is int and 0 < context <= MOST_TOKENS else None
     return Server(base, name, known, engine, version, settings, key=key)
+
+
+def changed_since(server: Server) -> list[str]:
+    """What a server says of itself now otherwise than ``server``: another one may have taken its place."""
+    try:
+        describe(server.url, None, server.key)
+    except InputError:
+        return []  # what has gone since took nobody's place
+    try:
+        now = describe(server.url, server.model, server.key)
+    except InputError:
+        return ["model"]
+    pairs = {name: (getattr(server, name), getattr(now, name)) for name in ("engine", "version", "context")}
+    pairs |= {name: (server.arguments.get(name), now.arguments.get(name)) for name in _OF_A_START}
+    return [name for name, (before, after) in pairs.items() if before != after]
 
 
 def _can_be_kept(value: object) -> bool:

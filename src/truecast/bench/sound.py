@@ -23,6 +23,8 @@ def faults(run: Mapping[str, Any], concurrency: int) -> Iterator[str]:
     if failed > MAX_FAILED * counts["sent"]:
         said = max(counts["errors"], key=counts["errors"].get)
         yield f"{failed} of {counts['sent']} requests failed, most with: {said}"
+    if changed := run.get("server_changed"):
+        yield f"the server was not the one of the start any more: {', '.join(changed)}"
     if run["in_flight"] < MIN_IN_FLIGHT * concurrency:
         yield f"only {run['in_flight']:.1f} of {concurrency} streams were busy on average"
     used, waited = client["used"], client["waited"]

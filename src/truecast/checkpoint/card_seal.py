@@ -21,6 +21,8 @@ MAX_BYTES = 1 << 26
 """No card is larger."""
 
 _FILE = r"truecast\.json|records/[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\.json"
+RECORD_NAME = re.compile(_FILE)
+"""Names that a card lists."""
 _SEAL = re.compile(rf"<!-- {re.escape(SCHEMA)}\n((?:[0-9a-f]{{64}}  (?:{_FILE})\n)*)([0-9a-f]{{64}}) -->\n")
 
 

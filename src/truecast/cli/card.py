@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from truecast.checkpoint.card_seal import MAX_BYTES, seal, sealed_files
 from truecast.checkpoint.journal import MANIFEST
 from truecast.checkpoint.writer import write_file
 from truecast.cli.card_folder import CardFolder
@@ -48,15 +49,14 @@ def run(args: argparse.Namespace) -> int:
     """Read and check everything, then write."""
     manifest = read_manifest(args.manifest or args.out / MANIFEST)
     given = [manifest, *read_records(args)]
-    folder = CardFolder(args.out, manifest, given[1:])
-    card = make_card([item.record for item in given], identity_of(args.out))
-    page = None if args.html is None else render_card_page(card).encode()
-    if page is not None:
-        _check_page(args.html, args.out)
-    written = folder.write(card.markdown)
-    if page is not None:
-        write_file(args.html, page)
-        written.append(str(args.html))
+    with CardFolder(args.out, manifest, given[1:]) as folder:
+        card = make_card([item.record for item in given], identity_of(args.out))
+        pages = []
+        if args.html is not None:
+            _check_page(args.html, args.out)
+            write_file(args.html, seal(render_card_page(card)))
+            pages.append(str(args.html))
+        written = [*folder.write(card.markdown), *pages]
     places = [{"file": r.record.file, "pointer": p} for r in given[1:] for p in local_places(r.record.document)]
     document = {"out": str(args.out), "written": written, **_document(card), "local_places": places}
     if places and not args.quiet:
@@ -74,8 +74,14 @@ def _check_page(page: Path, out: Path) -> None:
             where=str(page),
             fix="write it elsewhere",
         )
-    if page.is_symlink() or (page.exists() and b"<!doctype html>" not in page.read_bytes()[:64]):
-        raise RefusedError("is there already, and no page of ours", where=str(page), fix="name another file")
+    if page.is_symlink() or (page.exists() and not _is_ours(page)):
+        raise RefusedError(
+            "is there already, and no page as truecast wrote it", where=str(page), fix="name another file"
+        )
+
+
+def _is_ours(page: Path) -> bool:
+    return page.is_file() and page.stat().st_size <= MAX_BYTES and sealed_files(page.read_bytes()) is not None
 
 
 def _document(card: Card) -> dict[str, Any]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from truecast.checkpoint.card_seal import CARD, MAX_BYTES, RECORDS, seal, sealed_files
-from truecast.checkpoint.journal import MANIFEST
-from truecast.checkpoint.writer import write_file
+from truecast.checkpoint.journal import FOLDER, MANIFEST
+from truecast.checkpoint.lock import lock_folder
+from truecast.checkpoint.source import SHARD_SUFFIX
+from truecast.checkpoint.writer import PARTIAL_SUFFIX, write_file
+from truecast.cli.card_begun import begin, begun, done
 from truecast.cli.card_records import Given
 from truecast.errors import InputError, RefusedError
 
 
 class CardFolder:
-    """OUT as it is before the card is written.
+    """OUT as it is before the card is written; as a context, locked against other runs in it.
 
     Raises: InputError where OUT is no folder, or holds another checkpoint than the manifest's; RefusedError where its
-    README.md or a record is not truecast's.
+    README.md or a record is not truecast's, or another run is at work there.
     """
 
     def __init__(self, folder: Path, manifest: Given, given: Sequence[Given]) -> None:
@@ -26,23 +31,62 @@ class CardFolder:
             raise InputError("is no folder", where=str(folder), fix="name the folder that `truecast convert` wrote")
         self.folder, self.manifest, self.given = folder, manifest, given
         self._new = {item.record.file: item.record.sha256 for item in given}
-        files = manifest.record.object("files")
-        _check_sizes(folder, files)
-        self._earlier = self._our_card(files)
-        self._check_records()
+
+    def __enter__(self) -> CardFolder:
+        own = self.folder / FOLDER
+        if own.is_symlink():
+            raise RefusedError("is no folder of its own", where=str(own), fix="move it away first")
+        self._made = [path for path in (own / "lock", own) if not path.exists()]
+        self._lock = lock_folder(self.folder, own, "run")
+        try:
+            files = self.manifest.record.object("files")
+            _check_sizes(self.folder, files)
+            _check_manifest(self.folder, self.manifest, files)
+            self._earlier = self._our_card(files)
+            self._begun = begun(self.folder)
+            self._check_records()
+        except BaseException:
+            self._let_go()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for path in self._made:  # while the lock is held
+            if path.name == FOLDER:
+                with suppress(OSError):  # a card that was stopped has left its notes there
+                    path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+        os.close(self._lock)
 
     def write(self, markdown: str) -> list[str]:
-        """Write records, then the card, then remove records of the card before. Returns the paths written."""
+        """Write records, then the card, then remove records of the card before. Returns the paths written.
+
+        First it notes which records are its own, so that whatever card comes after a kill knows them.
+        """
+        card = self.folder / CARD
+        text = seal(markdown, {MANIFEST: self.manifest.record.sha256, **self._new})
+        if len(text) > MAX_BYTES:
+            raise InputError(
+                f"would have {len(text):,} bytes, more than any card", where=str(card), fix="give fewer records"
+            )
+        begin(self.folder, (self._new, self._earlier, *self._begun))
         written = []
+        if not (self.folder / MANIFEST).exists():
+            write_file(self.folder / MANIFEST, self.manifest.data)
         for item in self.given:
             path = self.folder / item.record.file
             if path.is_symlink() or not path.exists() or path.read_bytes() != item.data:
                 write_file(path, item.data)
             written.append(str(path))
-        card = self.folder / CARD
-        write_file(card, seal(markdown, {MANIFEST: self.manifest.record.sha256, **self._new}))
-        for name in self._earlier.keys() - self._new.keys() - {MANIFEST}:
+        write_file(card, text)
+        for name in set().union(self._earlier, *self._begun) - self._new.keys() - {MANIFEST}:
             (self.folder / name).unlink(missing_ok=True)
+            (self.folder / (name + PARTIAL_SUFFIX)).unlink(missing_ok=True)
+        done(self.folder)
         return [str(card), *written]
 
     def _our_card(self, files: Mapping[str, object]) -> dict[str, str]:
@@ -65,11 +109,12 @@ class CardFolder:
         folder = self.folder / RECORDS
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise RefusedError("is no folder of its own", where=str(folder), fix="move it away first")
-        for name in self._new.keys() | (self._earlier.keys() - {MANIFEST}):
+        known = (self._new, self._earlier, *self._begun)
+        for name in set().union(*known) - {MANIFEST}:
             data = _bytes(self.folder / name)
             if data is None:
                 continue
-            if hashlib.sha256(data).hexdigest() not in (self._new.get(name), self._earlier.get(name)):
+            if hashlib.sha256(data).hexdigest() not in [files.get(name) for files in known]:
                 raise RefusedError(
                     "is not as an earlier card recorded it, and would be overwritten",
                     where=str(self.folder / name),
@@ -86,6 +131,20 @@ def _bytes(path: Path) -> bytes | None:
     if not stat.S_ISREG(status.st_mode) or status.st_size > max(MAX_BYTES, 1 << 30):
         raise RefusedError("is no file of ours", where=str(path), fix="move it away first")
     return path.read_bytes()
+
+
+def _check_manifest(folder: Path, manifest: Given, files: Mapping[str, object]) -> None:
+    """Raises: InputError where OUT has another manifest, or none because its conversion never ended."""
+    data = _bytes(folder / MANIFEST)
+    if data is not None and data != manifest.data:
+        raise InputError(
+            f"is not {folder / MANIFEST}",
+            where=manifest.record.where,
+            fix="leave out --manifest, or move the other away",
+        )
+    missing = [name for name in files if name.endswith(SHARD_SUFFIX) and not (folder / name).is_file()]
+    if data is None and missing and any(folder.glob(f"*{SHARD_SUFFIX}")):
+        raise InputError("is not there", where=str(folder / missing[0]), fix="convert again, to the end")
 
 
 def _check_sizes(folder: Path, files: Mapping[str, object]) -> None:

@@ -14,14 +14,14 @@ from truecast.checkpoint.card_seal import RECORDS
 from truecast.checkpoint.files import LocalFile
 from truecast.checkpoint.journal import MANIFEST
 from truecast.checkpoint.source import SHARD_SUFFIX, open_checkpoint
-from truecast.cli.recorded import read_recorded
+from truecast.cli.recorded import read_with_bytes
 from truecast.errors import InputError, UsageError
 from truecast.report.card import Record
 from truecast.report.card.record import THIS
 from truecast.verify.manifest import read_manifest as parse_manifest
 from truecast.verify.report import Failures
 
-_LABEL = re.compile(r"[^\W_][\w .+-]{0,39}")
+_LABEL = re.compile(r"[^\W_](?:[\w.+-]| (?=[^ ])){0,39}")
 _PLACE = re.compile(r"(^|[\s=\"'])(/[^/\s]+/|~/|[A-Za-z]:\\|https?://)")
 """A path of a machine, or an address."""
 
@@ -97,15 +97,14 @@ def local_places(document: Any, at: str = "") -> Iterator[str]:
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], Path, bytes]:
-    document, file = read_recorded(path)
-    return document, file, file.read_bytes()
+    return read_with_bytes(path)
 
 
 def _labelled(text: str, kind: str) -> tuple[str, Path]:
     label, equals, path = text.partition("=")
     if not equals or kind == "compare" or Path(text).exists():
         return "", Path(text)
-    if not _LABEL.fullmatch(label) or _slug(label).isdigit() or label == THIS:
+    if not _LABEL.fullmatch(label) or _slug(label).isdigit() or label.casefold() == THIS:
         raise UsageError(
             f"{label!r:.60} is no label",
             where=f"--{kind}",

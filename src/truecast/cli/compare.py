@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 from truecast.audit.side_by_side import side_by_side
 from truecast.bench.compare import compare_benches, parse_bench
 from truecast.cli.output import print_result, table
-from truecast.cli.recorded import read_recorded
+from truecast.cli.recorded import read_with_bytes
 from truecast.errors import InputError, UsageError
 from truecast.evals.compare import compare_evals
 from truecast.evals.record import parse_record
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print. Exit 1 where a margin was given and equivalence is not shown."""
-    (a, file_a), (b, file_b) = read_recorded(args.a), read_recorded(args.b)
+    (a, file_a, bytes_a), (b, file_b, bytes_b) = read_with_bytes(args.a), read_with_bytes(args.b)
     kind = _kind(a, file_a)
     if _kind(b, file_b) != kind:
         raise InputError(f"one is of {kind}, the other of {_kind(b, file_b)}", where=f"{file_a} and {file_b}")
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--margin is for scores and rates, not for KL")
     else:
         result = side_by_side(a, b, (file_a, file_b))
+    for side, data in (("a", bytes_a), ("b", bytes_b)):
+        result[side]["sha256"] = hashlib.sha256(data).hexdigest()
     print_result(args, result, lambda console: _render(console, result))
     return CLAIM_FAILS if result.get("equivalence", {}).get("shown") is False else 0
 

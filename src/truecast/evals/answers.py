@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from inspect_ai.event import ModelEvent
@@ -37,6 +38,25 @@ class Answer:
     most: int | None
     answer: str | None = None
     measures: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+def kept_answer(entry: Mapping[str, Any]) -> Answer:
+    """An answer as it was kept. Raises: ValueError or TypeError where the entry is none."""
+    answer = Answer(**entry)
+    share = isinstance(answer.correct, (int, float)) and 0 <= answer.correct <= 1
+    flags = isinstance(answer.truncated, bool) and isinstance(answer.empty, bool)
+    counts = all(n is None or (type(n) is int and n > 0) for n in (answer.tokens, answer.most))
+    texts = isinstance(answer.problem, str) and isinstance(answer.answer, (str, NoneType))
+    pairs = [len(p) == 2 and all(isinstance(n, int) for n in p) for p in answer.measures.values()]
+    if not (share and flags and counts and texts and all(pairs)):
+        raise ValueError("is no answer")
+    return answer
+
+
+def models_of(sample: EvalSample) -> list[str]:
+    """What the replies to a sample call the model that wrote them, each name once."""
+    outputs = [event.output for event in sample.events if isinstance(event, ModelEvent) and event.error is None]
+    return list(dict.fromkeys(output.model for output in outputs if output.model))
 
 
 def answers_of(sample: EvalSample, parts: bool = False) -> list[Answer] | str:
@@ -89,7 +109,7 @@ def _answer(
     problem: str, correct: float, replies: Sequence[ModelOutput], answer: str | None, measures: Mapping[str, Any]
 ) -> Answer:
     counts = [reply.usage.output_tokens if reply.usage is not None else None for reply in replies]
-    known = [count for count in counts if count]
+    known = [count for count in counts if count is not None and count > 0]
     whole = len(known) == len(counts)
     last = replies[-1]
     return Answer(

@@ -12,7 +12,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample
 
 from truecast.errors import InputError
-from truecast.evals.answers import Answer, answers_of
+from truecast.evals.answers import Answer, answers_of, models_of
 from truecast.evals.journal import Journal, Key, write_json
 from truecast.evals.record import SCHEMA, parse_record
 from truecast.evals.running import Server, run
@@ -66,7 +66,7 @@ def evaluate(
                 fix="is the server well, does it serve this model, and do prompt and --max-tokens fit its context?",
             )
         problems = _problems(definition, samples, seeds, journal.answers, errors)
-        first = journal.first
+        first, models = journal.first, sorted(journal.models)
     record = {
         "schema": SCHEMA,
         **header,
@@ -78,6 +78,11 @@ def evaluate(
     }
     if (changed := _changed(first["server"], described)) and isinstance(record["scores"], dict):
         record["scores"]["warnings"].append(f"the server's {', '.join(changed)} changed between parts of the run")
+    if len(models) > 1 and isinstance(record["scores"], dict):
+        names = ", ".join(f"{name:.80}" for name in models[:5])
+        record["scores"]["warnings"].append(
+            f"the replies name {len(models):,} models: {names}: what was measured is a mixture"
+        )
     parse_record(record, str(folder / "eval.json"))
     write_json(folder / "eval.json", record)
     return record
@@ -103,7 +108,7 @@ def _ask(
         if isinstance(found, str):
             errors[key] = found
         else:
-            journal.add(key, found)
+            journal.add(key, found, models_of(sample))
         if tell is not None:
             tell(len(journal.answers), len(errors), total)
         return not isinstance(found, str)

@@ -5,6 +5,7 @@
     DIR/eval.json       the record, written at the end
     DIR/logs/           inspect's own logs, with every prompt and reply
 
+A line names the model as its replies do: a server that changes in the middle gives itself away.
 A kill loses only answers that were under way; a line that it tore is dropped. Errors are not written down: the next run
 asks again.
 """
@@ -14,14 +15,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from truecast.errors import InputError, RefusedError
-from truecast.evals.answers import Answer
+from truecast.evals.answers import Answer, kept_answer
 
 Key = tuple[str, int]
 """Inspect's id of the sample, and the seed."""
@@ -42,6 +43,7 @@ class Journal:
             raise InputError(f"cannot write: {error.strerror}", where=str(folder)) from None
         try:
             self._lock()
+            self.models: dict[str, None] = {}
             self.first = self._claim(json.loads(json.dumps(identity)))
             self.answers = self._read()
         except BaseException:
@@ -84,8 +86,9 @@ class Journal:
                 break
             try:
                 entry = json.loads(line)
-                found[entry["sample"], entry["seed"]] = [Answer(**answer) for answer in entry["answers"]]
-            except (ValueError, TypeError, KeyError):
+                found[str(entry["sample"]), int(entry["seed"])] = [kept_answer(answer) for answer in entry["answers"]]
+                self.models.update(dict.fromkeys(map(str, entry.get("models", []))))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise InputError(
                     f"line {len(found) + 1} is no answer", where=str(self.folder / "answers.jsonl"), fix="remove it"
                 ) from None
@@ -93,11 +96,12 @@ class Journal:
         self._file.truncate(good)
         return found
 
-    def add(self, key: Key, answers: Iterable[Answer]) -> None:
-        """Keep the answers of a finished sample."""
+    def add(self, key: Key, answers: Iterable[Answer], models: Sequence[str] = ()) -> None:
+        """Keep the answers of a finished sample, and what its replies call the model that wrote them."""
         kept = list(answers)
-        line = json.dumps({"sample": key[0], "seed": key[1], "answers": [asdict(a) for a in kept]}, ensure_ascii=False)
-        self._file.write(line.encode() + b"\n")
+        entry = {"sample": key[0], "seed": key[1], "answers": [asdict(a) for a in kept], "models": list(models)}
+        self._file.write(_encoded(json.dumps(entry, ensure_ascii=False)) + b"\n")
+        self.models.update(dict.fromkeys(models))
         self._file.flush()
         os.fsync(self._file.fileno())
         self.answers[key] = kept
@@ -113,8 +117,8 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write it whole or not at all. Raises: InputError where that fails."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        with partial.open("wb") as file:
+            file.write(_encoded(json.dumps(document, indent=1, ensure_ascii=False)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -122,10 +126,15 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         raise InputError(f"cannot write: {error.strerror}", where=str(path)) from None
 
 
+def _encoded(text: str) -> bytes:
+    """JSON as UTF-8. Half a character, which a server may send, stays the escape that JSON has for it."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), fix="give another --out") from None
     if not isinstance(found, dict):
         raise InputError("is no object", where=str(path), fix="give another --out")

@@ -7,20 +7,21 @@ from typing import Any
 
 from truecast.report.audit_paired import paired_verdict
 from truecast.report.words import counted, figure, percent, points_up, upward
+from truecast.report.words import points as signed_points
 
 _POWER = "with 80% power"
 
 
 def points(share: float) -> str:
     """A difference of shares in points, signed: ``-1.0 points``."""
-    return f"{100 * share:+.1f} points"
+    return f"{signed_points(share)} points"
 
 
-def ends(interval: Sequence[float] | None, words: Callable[[float], str]) -> str:
+def ends(interval: Sequence[float] | None, say: Callable[[float], str]) -> str:
     """``low to high``; empty without an interval."""
     if not interval:
         return ""
-    low, high = map(words, interval)
+    low, high = map(say, interval)
     return f"{low.removesuffix(' points')} to {high}"
 
 

@@ -57,7 +57,7 @@ def upwards(figures: Sequence[float], log: bool = False) -> Scale:
         positive = [f for f in figures if f > 0] or [1.0]
         low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
         return Scale(10.0**low, 10.0 ** max(high, low + 1), HEIGHT - BOTTOM, TOP, log=True)
-    return Scale(0.0, largest * 1.06 if largest > 0 else 1.0, HEIGHT - BOTTOM, TOP)
+    return Scale(0.0, largest * 1.06 if largest > 1e-300 else 1.0, HEIGHT - BOTTOM, TOP)
 
 
 def chart(title: str, description: str, x_label: str, y_label: str, body: Sequence[str]) -> str:

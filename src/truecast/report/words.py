@@ -50,6 +50,14 @@ def percent(share: float) -> str:
     return f"{figure(number)}%"
 
 
+def points(share: float) -> str:
+    """A difference of shares in points, signed: ``-1.0``, ``+0.034``; ``0.0`` is nothing but 0."""
+    number = 100 * share
+    if number == 0 or abs(number) >= 0.1:
+        return f"{number + 0.0:+.1f}"
+    return f"{'-' if number < 0 else '+'}{figure(abs(number), 2)}"
+
+
 def as_html(text: str) -> str:
     """Text that means only itself in HTML, also inside an attribute; characters that cannot be seen become escapes."""
     return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))

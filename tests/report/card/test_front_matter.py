@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.card_example import Document, records
+from truecast.errors import InputError
 from truecast.report.card import make_card, render_card
 
 hub = pytest.importorskip("huggingface_hub")
@@ -40,3 +41,16 @@ def test_a_task_of_another_name_is_no_result(out: Path, made: dict[str, Document
     made["eval"]["task"]["name"] = name
     del made["compare.eval"]
     assert "model-index" not in make_card(records(out, made)).markdown
+
+
+@pytest.mark.parametrize("family", ["true", "null", "no", "2024-01-01", "1e5", "gpt_oss"])
+def test_a_tag_is_a_text(out: Path, family: str) -> None:
+    manifest = {**records(out, {})[0].document, "family": family}
+    assert hub.ModelCard(render_card(manifest)).data.tags[-1] == family
+
+
+def test_a_format_brings_no_lines_of_its_own(out: Path) -> None:
+    manifest = records(out, {})[0].document
+    target = {**manifest["target"], "format": "w4afp8]\nlicense: mit\nx: [y"}
+    with pytest.raises(InputError, match="no format that is known here"):
+        render_card({**manifest, "target": target})

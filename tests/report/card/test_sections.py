@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from tests.report.card_example import NATIVE, Document, records
 from truecast.convert import Target, convert
 from truecast.errors import InputError
 from truecast.report.card import make_card, render_card
+from truecast.serve.launch.environment import _ADDRESS, _INTERFACE
+from truecast.serve.launch.setting import Setting
 from truecast.verify import verify
 
 
@@ -64,6 +67,10 @@ def test_a_difference_comes_with_what_could_have_been_seen(out: Path, made: dict
 
 
 def test_two_audits_with_positions(out: Path, made: dict[str, Document]) -> None:
+    made["audit.native"]["kl"]["mean"] -= 0.00213
+    made["audit.native"]["excess"]["mean"] -= 0.00213
+    made["audit.native"]["kl"]["interval"][0] = made["audit.native"]["excess"]["interval"][0] = 0.0
+    made["compare.audit"]["a"]["kl"]["mean"] -= 0.00213
     made["compare.audit"] |= {
         "paired": {"difference": {"mean": 0.00213, "interval": [0.00101, 0.00325]}},
         "detectable": 0.0016,
@@ -87,6 +94,15 @@ def test_an_unsound_load_test_says_so(out: Path, made: dict[str, Document]) -> N
     assert "by its own report the figures do not stand" in text and "it was stopped before its last run" in text
     assert "(32.1 to 36.4), not sound |" in text
     assert text.count("load test, 20, 50 concurrent: the client was saturated.") == 1
+
+
+def test_runs_are_counted_at_each_concurrency(out: Path, made: dict[str, Document]) -> None:
+    assert "2 runs at each concurrency" in card(out, made)
+    del made["compare.bench"], made["bench"]["levels"][1]["runs"][1]
+    for figure in made["bench"]["levels"][1]["figures"].values():
+        del figure["runs"][1]
+        figure |= {"value": figure["runs"][0], "interval_over_runs": None}
+    assert "1 to 2 runs at each concurrency" in card(out, made)
 
 
 def test_remarks_that_differ_in_their_numbers_are_one_line(out: Path, made: dict[str, Document]) -> None:
@@ -154,6 +170,13 @@ def test_several_nodes_have_a_head(out: Path, made: dict[str, Document]) -> None
     assert "with `NODE_RANK` from 0 to 7 and `HEAD`" in text and '--dist-init-addr "$HEAD:20000"' in text
 
 
+def test_every_expression_of_launch_is_known(out: Path, made: dict[str, Document]) -> None:
+    settings = [Setting("A", value, "x", shell=True) for value in (_ADDRESS, _INTERFACE, "${A:-$B}", "$NODE_RANK")]
+    made["launch"]["environment"] = [asdict(setting) for setting in settings]
+    text = card(out, made)
+    assert all(f'export A="{setting.value}"' in text for setting in settings)
+
+
 def test_a_plan_shows_no_place_of_its_machine(out: Path, made: dict[str, Document]) -> None:
     plan = made["launch"]
     plan["model"]["location"] = "out"
@@ -180,8 +203,10 @@ def test_a_value_of_the_plan_is_quoted(out: Path, made: dict[str, Document], val
 
 
 def test_commands_name_no_place_of_the_machine(out: Path, made: dict[str, Document]) -> None:
+    made["eval"]["command"] += ["--data=s3://team/aime.jsonl", "hf://datasets/team/aime"]
     text = card(out, made)
     assert "`truecast bench URL --prompts aime.jsonl --out b1`" in text
+    assert "`truecast eval URL --task aime --data=URL URL`" in text
     assert "`truecast launch THIS_FOLDER --topology h200:1x1 --sglang " in text
     last = text.partition("\ntruecast card . ")[2].partition("\n")[0]
     assert last.startswith("--verify records/verify.json ") and f"'{NATIVE}=records/bench.native.json'" in last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from tests.report.card_example import Document, records
 from truecast.errors import InputError
+from truecast.evals.compare import compare_evals
+from truecast.evals.record import parse_record
 from truecast.report.card import Record, make_card
 from truecast.report.card.content import Figure, heading, paragraph, table
 from truecast.report.card.html import render_card_page
@@ -94,7 +97,7 @@ def test_whatever_stands_in_a_record_is_an_error_or_harmless(out: Path, made: di
                 harmless(card.markdown)
             rendered += 1
         put(given[at].document, pointer, before)
-    assert refused > 200 and rendered > 100
+    assert refused > 200 and rendered >= 100
 
 
 @pytest.mark.parametrize("name", ["bench", "eval", "audit", "verify", "launch", "compare.eval", "compare.bench"])
@@ -205,7 +208,33 @@ LIES: list[tuple[str, str, Any, str]] = [
     ("eval", "/scores/truncated", 0.0, "the rest of the record gives"),
     ("eval", "/scores/answers", 80, "the rest of the record gives"),
     ("eval", "/problems/0/samples/0/correct", 7, "no number from 0 to 1"),
-    ("audit", "/kl/mean", 0.5, "no number from"),
+    ("audit", "/kl/mean", 0.5, "outside of its interval"),
+    ("audit", "/floor/mean", -1.0, "no number from 0"),
+    ("audit", "/top1/interval", [0.0, 0.01], "outside of its interval"),
+    ("audit", "/corpus/documents", 0, "names no document"),
+    ("bench", "/levels/0/figures/stream/interval_over_runs", [300.0, 400.0], "outside of its interval"),
+    ("bench", "/levels/0/runs/0/figures/stream", 99.0, "are not the figures of its runs"),
+    ("bench", "/levels/0/faults", ["the client was saturated"], "said to be sound"),
+    ("bench", "/levels/0/acceptance_length", -3, "no number from 0"),
+    ("eval", "/scores/interval", [0.1, 0.2], "outside of its interval"),
+    ("eval", "/scores/interval", [0.1, 7], "no number from 0 to 1"),
+    ("eval", "/scores/scored_problems", 10**9, "the rest of the record gives"),
+    ("eval", "/scores/measures", 5, "is no object"),
+    ("eval", "/scores/measures", {"strict": {"score": 9, "interval": None}}, "no number from 0 to 1"),
+    ("verify", "/counts/elements", 0, "truecast.json records"),
+    ("verify", "/counts/matrices", 10**9, "truecast.json records"),
+    ("verify", "/counts/inexact_half_blocks", 7, "more than truecast.json declares"),
+    ("verify", "/quality/int4/nearest", 10**9, "no number from"),
+    ("verify", "/quality/int4/nearest", 5, "the rest of the record gives 98304"),
+    ("verify", "/failures", [{"kind": "value"}], "the claim does not hold"),
+    ("compare.eval", "/difference/mean", 0.5, "the rest of the record gives"),
+    ("compare.eval", "/difference/interval", [0.5, 0.6], "outside of its interval"),
+    ("compare.eval", "/power/detectable", -0.3, "no number from 0"),
+    ("compare.eval", "/problems", 10**9, "is more than the 40"),
+    ("compare.bench", "/levels/0/figures/stream/ratio", 5.0, "the rest of the record gives"),
+    ("compare.bench", "/levels/0/figures/stream/interval", [5, 6], "outside of its interval"),
+    ("compare.bench", "/levels/0/figures/stream/smallest_margin", -1, "no number from 0"),
+    ("compare.audit", "/paired", {"difference": {"mean": 1.0, "interval": None}}, "the two KLs differ by 0"),
     ("audit", "/excess/mean", 0.0095, "is not the KL less the floor"),
     ("audit", "/identical", True, "weights are said to be identical"),
     ("audit", "/reference/fingerprint", "00" * 32, "is not the source that this checkpoint was made from"),
@@ -220,6 +249,8 @@ LIES: list[tuple[str, str, Any, str]] = [
     ("launch", "/model/format", "nvfp4", "this checkpoint is w4afp8"),
     ("launch", "/arguments/0/name", "--x; rm -rf /", "no name of a flag"),
     ("launch", "/arguments/0/value", "a\nb", "no text on one line"),
+    ("launch", "/arguments/0", {"name": "--x", "value": "$(id)", "shell": True, "why": "x"}, "no shell expression"),
+    ("launch", "/arguments/0", {"name": "--x", "value": '1"; id; "', "shell": True, "why": "x"}, "no shell expression"),
     ("compare.eval", "/a/score", 0.5, "is none of the records given"),
     ("compare.bench", "/levels/0/figures/stream/b", 1.0, "is none of the records given"),
     ("compare.audit", "/b/kl/mean", 0.5, "is none of the records given"),
@@ -227,7 +258,9 @@ LIES: list[tuple[str, str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "pointer", "value", "problem"), LIES, ids=[f"{n}{p}" for n, p, *_ in LIES])
+@pytest.mark.parametrize(
+    ("name", "pointer", "value", "problem"), LIES, ids=[f"{n}{p}-{i}" for i, (n, p, *_) in enumerate(LIES)]
+)
 def test_a_record_that_lies(
     out: Path, made: dict[str, Document], name: str, pointer: str, value: Any, problem: str
 ) -> None:
@@ -239,6 +272,43 @@ def test_a_record_that_lies(
     with pytest.raises(InputError, match=re.escape(problem)) as caught:
         make_card(records(out, made), known)
     assert caught.value.where == f"{name}.json" and caught.value.fix
+
+
+def test_a_comparison_tells_its_records_apart(out: Path, made: dict[str, Document]) -> None:
+    """Two evals of servers that say the same of themselves may have one score."""
+    made["eval.native"] = {**made["eval"], "date": "2026-12-01"}
+    made["compare.eval"] = {
+        **compare_evals(*(parse_record(made["eval"], n) for n in "ab")),
+        "schema": "truecast.compare/1",
+    }
+    with pytest.raises(InputError, match="does not tell apart"):
+        make_card(records(out, made))
+    given = records(out, made)
+    for side, file in (("a", "records/eval.native.json"), ("b", "records/eval.json")):
+        at = next(i for i, r in enumerate(given) if r.file == file)
+        given[at] = replace(given[at], sha256=side * 64)
+        made["compare.eval"][side]["sha256"] = side * 64
+    assert "aime26: this checkpoint less native MXFP4: +0.0 points" in make_card(given).markdown
+
+
+def test_a_comparison_is_given_once(out: Path, made: dict[str, Document]) -> None:
+    with pytest.raises(InputError, match=r"compares what compare\.eval\.json compares"):
+        make_card(records(out, {**made, "compare.again": made["compare.eval"]}))
+
+
+def test_weights_that_changed_are_not_identical(out: Path, made: dict[str, Document]) -> None:
+    made["audit"] |= {"identical": True, "floor": None, "excess": None}
+    made["audit"]["kl"] = {"mean": 0.0, "interval": [0.0, 0.0]}
+    del made["compare.audit"]
+    with pytest.raises(InputError, match="records an error"):
+        make_card(records(out, made))
+
+
+def test_a_page_of_figures_near_zero(out: Path, made: dict[str, Document]) -> None:
+    del made["compare.audit"]
+    made["audit"] |= {"floor": None, "excess": None, "kl": {"mean": 5e-324, "interval": [0.0, 5e-324]}}
+    made["audit.native"] |= {"floor": None, "excess": None, "kl": {"mean": 0.0, "interval": [0.0, 0.0]}}
+    assert "4.94e-324" in render_card_page(make_card(records(out, made)))
 
 
 def test_one_label_has_one_record_of_a_kind(out: Path, made: dict[str, Document]) -> None:

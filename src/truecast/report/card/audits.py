@@ -21,20 +21,23 @@ def check_audit(record: Record, source: str) -> None:
     reference = record.get("reference", "fingerprint")
     if reference is not None and reference != source:
         raise record.bad("is not the source that this checkpoint was made from", "reference", "fingerprint")
-    mean = record.number("kl", "mean")
+    exact = not served(record)
+    mean = record.number("kl", "mean", **({"low": 0.0} if exact else {}))
     for key in ("kl", "excess"):
         if not record.get(key):
             continue
-        record.number(key, "mean")
-        if record.interval(key, "interval") is not None:
-            record.number(key, "mean", low=record.number(key, "interval", 0), high=record.number(key, "interval", 1))
+        record.estimate((key, "mean"), (key, "interval"))
+    if record.get("floor") and exact:
+        record.number("floor", "mean", low=0.0)
     if record.get("floor") and record.get("excess"):
         floor, excess = record.number("floor", "mean"), record.number("excess", "mean")
         if abs(mean - floor - excess) > 1e-9 + 1e-6 * abs(mean):
             raise record.bad("is not the KL less the floor", "excess", "mean")
     if record.get("identical") is True and mean != 0:
         raise record.bad("is not 0, and the weights are said to be identical", "kl", "mean")
-    record.share("top1", "agreement")
+    record.estimate(("top1", "agreement"), ("top1", "interval"), low=0.0, high=1.0)
+    if record.count("corpus", "documents") < 1 or record.count("corpus", "scored") < 1:
+        raise record.bad("names no document or no position", "corpus")
 
 
 def served(record: Record) -> bool:

@@ -50,6 +50,8 @@ def check_cast(manifest: Record) -> None:
     """Raises: InputError where a part of the manifest that the card needs is missing or of another kind."""
     for name in ("format", "dialect", "activations"):
         manifest.string("target", name)
+    if manifest.string("target", "format") not in FORMATS:
+        raise manifest.bad("is no format that is known here", "target", "format")
     manifest.object("source", "card")
     manifest.object("inexact_matrices")
     for name in ("half_blocks", "renormalised", "subnormal_scales", "inexact"):
@@ -98,7 +100,7 @@ def name_of(manifest: Record) -> Words:
 def format_of(manifest: Record) -> Figure:
     """``W4AFP8``."""
     name = manifest.string("target", "format")
-    return manifest.derived(FORMATS.get(name, name), name, "written out", "target", "format")
+    return manifest.derived(FORMATS[name], name, "written out", "target", "format")
 
 
 def made_from(manifest: Record) -> Words:
@@ -152,12 +154,12 @@ def changed(manifest: Record) -> Iterator[Block]:
         for i in _cast(manifest)
     ]
     for i in fp8:
-        elements = manifest.count("fp8_classes", i, "bytes") // 2
+        elements = fp8_elements(manifest, i)
         cast.append(
             (
                 manifest.text("fp8_classes", i, "class", code=True),
                 manifest.counted("fp8_classes", i, "tensors"),
-                manifest.derived(f"{elements:,}", elements, "bytes / 2", "fp8_classes", i, "bytes"),
+                manifest.derived(f"{elements:,}", elements, "bytes / bytes of an element", "fp8_classes", i, "bytes"),
                 manifest.text("fp8_classes", i, "dtype"),
                 "FP8, 128 x 128 blocks",
             )
@@ -213,6 +215,14 @@ def cost(manifest: Record) -> Iterator[Block]:
     )
 
 
+def loses(manifest: Record) -> bool:
+    """Does the manifest record a weight whose value changed?"""
+    if manifest.count("blocks", "inexact") or any(manifest.object("inexact_matrices").values()):
+        return True
+    parts = [(key, name) for key in ("int4", "fp8") if manifest.get(key) for name in manifest.object(key, "matrices")]
+    return any(manifest.number(key, "matrices", name, "squared_error") > 0 for key, name in parts)
+
+
 def numbers(manifest: Record) -> Iterator[Block]:
     """Fingerprint, half blocks, activations, version; then the conversion's notes."""
     rows: list[tuple[Inline | Words, Inline | Words]] = [
@@ -230,6 +240,11 @@ def numbers(manifest: Record) -> Iterator[Block]:
     yield table("ll", ("", ""), rows)
     for i in range(len(manifest.array("notes"))):
         yield Paragraph((manifest.text("notes", i),), quote=True)
+
+
+def fp8_elements(manifest: Record, i: int) -> int:
+    """Elements of a class that became FP8, from its bytes in the source."""
+    return manifest.count("fp8_classes", i, "bytes") // (4 if manifest.get("fp8_classes", i, "dtype") == "F32" else 2)
 
 
 def _cast(manifest: Record) -> list[int]:

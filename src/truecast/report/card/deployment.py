@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -25,6 +27,14 @@ _HERE, _DRAFT = "$MODEL", "$DRAFT"
 _REQUIRED = "plug-in, required: "
 _NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
+_EXPRESSION = re.compile(r"(?:[\w./:,@%+=-]|\$[A-Z_]+|\$\{[A-Z_]+(?::-\$?[\w.]*)?\})*", re.ASCII)
+"""A value between double quotes in which a shell puts variables, and runs nothing."""
+_COMMANDS = {
+    "dd1553344f4025651a03e27a93f7883f20039770028093322d9d50a68a76c4c2",
+    "38317bfb06e484a090671518acc32e48ab5ce2db38752bbde983b72da4d3fc63",
+}
+"""SHA-256 of the expressions with a command in them that ``truecast launch`` writes: a node's address, its interface."""
+
 
 def check_launch(record: Record, target: tuple[str, str]) -> None:
     """Raises: InputError where the plan is of another format or lacks what a node runs. ``target``: format, dialect."""
@@ -39,8 +49,14 @@ def check_launch(record: Record, target: tuple[str, str]) -> None:
             value = record.get(key, i, "value")
             if value is not None and (not isinstance(value, str) or not value.isprintable()):
                 raise record.bad("is no text on one line", key, i, "value")
+            if record.get(key, i, "shell") is True and not _is_expression(value or ""):
+                raise record.bad("is no shell expression of truecast's", key, i, "value")
     record.count("replicas")
     record.count("tp")
+
+
+def _is_expression(value: str) -> bool:
+    return bool(_EXPRESSION.fullmatch(value)) or hashlib.sha256(value.encode()).hexdigest() in _COMMANDS
 
 
 def deployment(record: Record, measured: bool) -> Iterator[Block]:

@@ -9,7 +9,7 @@ from truecast.report.card.content import Figure, Label, Words
 from truecast.report.card.loads import level_of
 from truecast.report.card.record import Record
 from truecast.report.card.scored import task_of
-from truecast.report.words import points_up, upward
+from truecast.report.words import points, points_up, upward
 
 _ABOUT = {"bench": "load tests", "audit": "audits"}
 KINDS = ("eval", "bench", "audit")
@@ -20,8 +20,62 @@ def check_comparison(record: Record, records: Sequence[Record]) -> tuple[Record,
     """The records that it compares. Raises: InputError where they are not among those given, or their figures differ."""
     if record.get("kind") not in KINDS:
         raise record.bad(f"is none of {', '.join(KINDS)}", "kind")
-    sides = [_find(record, side, records) for side in ("a", "b")]
-    return sides[0], sides[1]
+    a, b = (_find(record, side, records) for side in ("a", "b"))
+    {"eval": _check_evals, "bench": _check_loads, "audit": _check_audits}[record.string("kind")](record, a, b)
+    return a, b
+
+
+def _check_evals(record: Record, a: Record, b: Record) -> None:
+    """Raises: InputError where the difference is not that of the two scores, or says more than the evals hold."""
+    record.same(record.number("b", "score") - record.number("a", "score"), "difference", "mean")
+    record.estimate(("difference", "mean"), ("difference", "interval"), low=-1.0, high=1.0)
+    most = min(side.count("scores", "scored_problems") for side in (a, b))
+    if record.count("problems") > most:
+        raise record.bad(f"is more than the {most:,} that both records scored", "problems")
+    _no_less_than_zero(
+        record,
+        ("difference", "se"),
+        ("power", "detectable"),
+        ("power", "margin_in_reach"),
+        ("equivalence", "smallest_margin"),
+    )
+
+
+def _check_loads(record: Record, a: Record, b: Record) -> None:
+    """Raises: InputError where a ratio is not that of the two load tests' runs."""
+    for i in range(len(record.array("levels"))):
+        for name in _RATES:
+            place = ("levels", i, "figures", name)
+            if record.get(*place) is None:
+                continue
+            logs = [_mean_log(side, record.count("levels", i, "concurrency"), name) for side in (a, b)]
+            record.same(math.exp(logs[1] - logs[0]), *place, "ratio")
+            record.estimate((*place, "ratio"), (*place, "interval"), low=0.0)
+            _no_less_than_zero(record, *((*place, key) for key in ("detectable", "smallest_margin", "margin_in_reach")))
+
+
+def _mean_log(load: Record, concurrency: int, name: str) -> float:
+    at = ("levels", level_of(load, concurrency) or 0, "figures", name, "runs")
+    runs = [load.number(*at, i, low=1e-12) for i in range(len(load.array(*at)))]
+    return math.fsum(map(math.log, runs)) / len(runs)
+
+
+def _check_audits(record: Record, a: Record, b: Record) -> None:
+    """Raises: InputError where the difference is not that of the two KLs."""
+    if record.get("paired"):
+        said, expected = record.number("paired", "difference", "mean"), b.number("kl", "mean") - a.number("kl", "mean")
+        if not math.isclose(said, expected, rel_tol=1e-6, abs_tol=1e-9):
+            raise record.bad(
+                f"is {said:.12g}, and the two KLs differ by {expected:.12g}", "paired", "difference", "mean"
+            )
+        record.estimate(("paired", "difference", "mean"), ("paired", "difference", "interval"))
+    _no_less_than_zero(record, ("detectable",))
+
+
+def _no_less_than_zero(record: Record, *paths: Sequence[str | int]) -> None:
+    for path in paths:
+        if record.get(*path) is not None:
+            record.number(*path, low=0.0)
 
 
 def difference_words(record: Record, a: Record, b: Record) -> Iterator[Words]:
@@ -31,15 +85,6 @@ def difference_words(record: Record, a: Record, b: Record) -> Iterator[Words]:
         for i in range(len(record.array("warnings"))):
             about = task_of(record) if record.get("kind") == "eval" else (_ABOUT[record.string("kind")],)
             yield *about, ", compared: ", record.text("warnings", i), "."
-
-
-def points(share: float) -> str:
-    """A difference of shares in points, signed."""
-    return f"{100 * share:+.1f}"
-
-
-def _size(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def _factor(record: Record, *path: str | int) -> Figure:
@@ -63,12 +108,14 @@ def _evals(record: Record, a: Label, b: Label) -> Iterator[Words]:
     if ends is None:
         yield *head, ". There is no interval, so nothing is shown either way."
         return
-    se = record.figure("difference", "se", words=_size)
+    se = record.figure("difference", "se", words=lambda x: points(x)[1:])
+    margin = record.figure("equivalence", "smallest_margin", words=points_up)
+    reach = record.figure("power", "margin_in_reach", words=points_up)
     yield (
         *head, " (95% interval ", *ends, "; standard error ", se, "; ", record.counted("problems"), " problems)."
         " A difference of ", record.figure("power", "detectable", words=points_up), " points would have been found with 80%"
-        " power. Equivalence is shown for margins above ", record.figure("equivalence", "smallest_margin", words=points_up),
-        " points; of two that are equal, above ", record.figure("power", "margin_in_reach", words=points_up), " with 80% power.",
+        " power. Equivalence is shown for margins above ", margin,
+        " points; of two that are equal, above ", reach, " with 80% power.",
     )  # fmt: skip
 
 
@@ -124,12 +171,23 @@ def _audits(record: Record, a: Label, b: Label) -> Iterator[Words]:
 def _find(record: Record, side: str, records: Sequence[Record]) -> Record:
     kind = record.string("kind")
     described = "candidate" if kind == "audit" else "server"
-    for other in records:
-        if other.kind == kind and other.get(described) == record.get(side, described) and _same(record, side, other):
-            return other
-    raise record.bad(
-        f"is none of the records given: its server and figures are in none of --{kind}'s files", side
-    )  # fmt: skip
+    sha256 = record.get(side, "sha256")
+    found = [
+        other
+        for other in records
+        if other.kind == kind
+        and sha256 in (None, other.sha256)
+        and other.get(described) == record.get(side, described)
+        and _same(record, side, other)
+    ]
+    if not found:
+        raise record.bad(
+            f"is none of the records given: its file, server and figures are in none of --{kind}'s files", side
+        )
+    if sha256 is None and len({other.label for other in found}) > 1:
+        places = " or ".join(other.where for other in found)
+        raise record.bad(f"may be {places}, which it does not tell apart: compare again", side)
+    return found[0]
 
 
 def _same(record: Record, side: str, other: Record) -> bool:

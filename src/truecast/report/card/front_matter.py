@@ -18,6 +18,8 @@ _KEYS = ("base_model", "license", "license_name", "license_link", "pipeline_tag"
 _LONGEST = 200
 _TAGS = {"w4afp8": ("int4", "fp8"), "nvfp4": ("fp4",), "mxfp4": ("fp4",)}
 _SLUG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,40}")
+_PLAIN = re.compile(r"(?!(?:true|false|yes|no|on|off|y|n|null)$)[a-z][a-z0-9_.-]*")
+"""A word that YAML takes for a text without quotes."""
 _TEXT_GENERATION = "text-generation"
 
 
@@ -51,7 +53,9 @@ def _carried(manifest: Record) -> Iterator[str]:
 
 def _slugs(manifest: Record) -> list[str]:
     family = manifest.get("family")
-    return [family] if isinstance(family, str) and _SLUG.fullmatch(family) else []
+    if not isinstance(family, str) or not _SLUG.fullmatch(family):
+        return []
+    return [family if _PLAIN.fullmatch(family) else _quoted(family)]
 
 
 def _result(record: Record, figures: list[Figure]) -> Iterator[str]:

@@ -33,6 +33,10 @@ def check_load(record: Record) -> None:
         seen.add(concurrency)
         for name, _ in SHOWN:
             _check_figure(record, i, name)
+        if record.get("levels", i, "faults") and record.get("sound") is True:
+            raise record.bad("are there, and the whole is said to be sound", "levels", i, "faults")
+        if record.get("levels", i, "acceptance_length") is not None:
+            record.number("levels", i, "acceptance_length", low=0)
 
 
 def _check_figure(record: Record, level: int, name: str) -> None:
@@ -43,8 +47,19 @@ def _check_figure(record: Record, level: int, name: str) -> None:
     runs = [record.number(*at, "runs", j, low=0) for j in range(len(record.array(*at, "runs")))]
     if not runs:
         raise record.bad("holds nothing", *at, "runs")
+    if record.get("levels", level, "runs") is not None:
+        each = [record.get("levels", level, "runs", j, "figures", name) for j in range(_runs(record, level))]
+        if [value for value in each if value is not None] != runs:
+            raise record.bad("are not the figures of its runs", *at, "runs")
     record.same(math.fsum(runs) / len(runs), *at, "value")
-    record.interval(*at, "interval_over_runs")
+    record.estimate((*at, "value"), (*at, "interval_over_runs"))
+
+
+def _runs(record: Record, level: int) -> int:
+    """How many runs a level had."""
+    if record.get("levels", level, "runs") is not None:
+        return len(record.array("levels", level, "runs"))
+    return len(record.array("levels", level, "figures", "stream", "runs"))
 
 
 def load_setups(records: Sequence[Record]) -> list[list[Record]]:
@@ -107,12 +122,16 @@ def level_of(record: Record, concurrency: int) -> int | None:
 
 def load_how(record: Record, mark: str) -> Words:
     """How a load test was made, in a sentence."""
-    runs = record.array("levels", 0, "figures", "stream", "runs") if record.array("levels") else []
+    runs = [_runs(record, i) for i in range(len(record.array("levels")))]
+    least, most = (
+        record.derived(f"{n:,}", n, f"number of entries, {what}", "levels", runs.index(n), "figures", "stream", "runs")
+        for n, what in ((min(runs), "least"), (max(runs), "most"))
+    )
+    counts: Words = (least,) if min(runs) == max(runs) else (least, " to ", most)
     words: list[Inline] = [
         record.name, f", load test{mark}: ", *server_words(record, "server"), ". ",
         record.counted("prompts", "distinct"), " different prompts of ", record.text("prompts", "file", code=True), ", ",
-        record.derived(f"{len(runs):,}", len(runs), "number of entries", "levels", 0, "figures", "stream", "runs"),
-        " runs at each concurrency",
+        *counts, " run" if max(runs) == 1 else " runs", " at each concurrency",
     ]  # fmt: skip
     for key, what in (("requests", " requests a run"), ("duration", " s a run")):
         if record.get(key) is not None:

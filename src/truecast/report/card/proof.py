@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from truecast.report.card.cast import fp8_elements
 from truecast.report.card.content import Block, Code, Fence, Paragraph, Words, heading
 from truecast.report.card.record import Record
 from truecast.report.outcome import is_lossy, rule
@@ -20,7 +21,7 @@ _PROOFS = {
 
 def check_proof(record: Record, manifest: Record, out: str | None) -> None:
     """Raises: InputError where the proof is of another checkpoint, or none. ``out``: fingerprint of this one, if known."""
-    if record.get("ok") is not True or record.count("failures_total"):
+    if record.get("ok") is not True or record.count("failures_total") or record.get("failures"):
         raise record.bad("says that the claim does not hold, so there is no card to write", "ok")
     for key in ("manifest_checked", "declared"):
         if record.get(key) is not True:
@@ -31,8 +32,37 @@ def check_proof(record: Record, manifest: Record, out: str | None) -> None:
             raise record.bad("is another checkpoint's", key)
     for key in ("elements", "matrices", "copied_tensors", "inexact_half_blocks", "inexact_elements"):
         record.count("counts", key)
+    _check_counts(record, manifest)
     if is_lossy(manifest.document) != isinstance(record.get("quality"), dict):
         raise record.bad("does not fit to what truecast.json says was quantized anew", "quality")
+
+
+def _check_counts(record: Record, manifest: Record) -> None:
+    """Raises: InputError where it read other amounts than the manifest has, or found more of a kind than there is."""
+    classes = range(len(manifest.array("classes")))
+    cast = [i for i in classes if manifest.string("classes", i, "from") != manifest.string("classes", i, "to")]
+    fp8 = range(len(manifest.array("fp8_classes")))
+    anew = {
+        "elements": sum(fp8_elements(manifest, i) for i in fp8),
+        "matrices": sum(manifest.count("fp8_classes", i, "tensors") for i in fp8),
+    }
+    for key, quantized in anew.items():
+        low, high = (quantized + sum(manifest.count("classes", i, key) for i in which) for which in (cast, classes))
+        if not low <= record.count("counts", key) <= high:  # what was copied may count as either
+            raise record.bad(f"is not the {high:,} that truecast.json records", "counts", key)
+    inexact = {
+        "inexact_half_blocks": manifest.count("blocks", "inexact"),
+        "inexact_elements": sum(
+            manifest.count("inexact_matrices", name) for name in manifest.object("inexact_matrices")
+        ),
+    }
+    if sum(inexact.values()) < sum(record.count("counts", key) for key in inexact):
+        raise record.bad("differ more than truecast.json declares", "counts")
+    for part, some, of in (("int4", "nearest", "elements"), ("int4", "unbeaten", "groups")):
+        if record.get("quality", part, some) is not None:
+            record.number("quality", part, some, low=0, high=record.count("quality", part, of))
+    if record.get("quality") and rule(manifest.object("int4")) != "gptq":
+        record.same(record.count("quality", "int4", "elements"), "quality", "int4", "nearest")
 
 
 def proved(record: Record | None) -> Words:

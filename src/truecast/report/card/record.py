@@ -141,6 +141,23 @@ class Record:
             raise self.bad("is no interval from low to high", *path)
         return self.figure(*path, 0, words=words), " to ", self.figure(*path, 1, words=words)
 
+    def estimate(
+        self,
+        mean: Sequence[str | int],
+        interval: Sequence[str | int],
+        *,
+        low: float = -_LARGEST,
+        high: float = _LARGEST,
+    ) -> None:
+        """Raises: InputError where a mean or an end of its interval is out of bounds, or the mean outside of its interval."""
+        value = self.number(*mean, low=low, high=high)
+        if self.interval(*interval) is None:
+            return
+        ends = [self.number(*interval, i, low=low, high=high) for i in (0, 1)]
+        slack = 1e-9 * max(abs(value), *map(abs, ends))
+        if not ends[0] - slack <= value <= ends[1] + slack:
+            raise self.bad(f"is {value:.12g}, outside of its interval", *mean)
+
     def same(self, expected: float, *path: str | int) -> None:
         """Raises: InputError where a number is not what the rest of the record gives."""
         value = self.number(*path)

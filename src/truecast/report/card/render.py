@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from truecast.report.card.audits import audit_how, audit_rows, audit_setups, check_audit
-from truecast.report.card.cast import changed, check_cast, claim, cost, made_from, name_of, numbers, title_of
+from truecast.report.card.cast import changed, check_cast, claim, cost, loses, made_from, name_of, numbers, title_of
 from truecast.report.card.columns import Row, columns_of, numbered
 from truecast.report.card.content import (
     Block,
@@ -104,12 +104,22 @@ def _checked(
                 check_eval(record)
             case "audit":
                 check_audit(record, manifest.string("source", "fingerprint"))
+                if not record.label and record.get("identical") is True and loses(manifest):
+                    raise record.bad("is not so: truecast.json records an error of what was quantized", "identical")
                 for key, ours in (out or {}).items():
                     if not record.label and record.get("candidate", key) not in (None, ours):
                         raise record.bad(f"is not {THIS}'s: name whose audit it is with LABEL=", "candidate", key)
         if not record.label and record.kind in ("bench", "eval", "audit"):
             check_format(record, "candidate" if record.kind == "audit" else "server", target[0])
-    return [(record, *check_comparison(record, rest)) for record in rest if record.kind == "compare"]
+    pairs: list[tuple[Record, Record, Record]] = []
+    for record in rest:
+        if record.kind == "compare":
+            a, b = check_comparison(record, rest)
+            for other, *sides in pairs:
+                if sides == [a, b]:
+                    raise record.bad(f"compares what {other.where} compares")
+            pairs.append((record, a, b))
+    return pairs
 
 
 def _comparison(by_kind: Mapping[str, Sequence[Record]]) -> Iterator[Block]:

@@ -39,8 +39,16 @@ def check_eval(record: Record) -> None:
                 "scores", "score")  # fmt: skip
     record.same(sum(s.get("truncated") is True for s in answers) / len(answers), "scores", "truncated")
     record.same(sum(s.get("empty") is True for s in answers) / len(answers), "scores", "empty")
-    record.interval("scores", "interval")
-    record.count("scores", "scored_problems")
+    record.same(len(scored), "scores", "scored_problems")
+    record.estimate(("scores", "score"), ("scores", "interval"), low=0.0, high=1.0)
+    for name in _measures(record):
+        at = ("scores", "measures", name)
+        record.estimate((*at, "score"), (*at, "interval"), low=0.0, high=1.0)
+
+
+def _measures(record: Record) -> list[str]:
+    """Names of other ways to count. Raises: InputError where they are no object."""
+    return [] if record.get("scores", "measures") is None else list(record.object("scores", "measures"))
 
 
 def task_of(record: Record) -> Words:
@@ -63,7 +71,7 @@ def eval_rows(records: Sequence[Record], columns: Sequence[str]) -> Iterator[Row
         yield row(
             title, same, columns, lambda r: with_interval(r, ("scores", "score"), ("scores", "interval"), percent)
         )
-        for name in first.object("scores").get("measures") or {}:
+        for name in _measures(first):
             yield row(
                 (*task_of(first), ", ", first.text_key("scores", "measures", name), mark), same, columns, _measure(name)
             )

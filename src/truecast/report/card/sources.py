@@ -72,9 +72,9 @@ def _command(record: Record) -> Figure:
 
 def _word(word: str) -> str:
     """A word of a command line without what belongs to a machine: addresses, and folders above a file."""
-    if re.match(r"https?://", word):
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", word):
         return "URL"
     name, equals, value = word.partition("=")
-    if equals and value.startswith(("/", "~", "..", "http://", "https://")):
+    if equals and (value.startswith(("/", "~", "..")) or "://" in value):
         return f"{name}={_word(value)}"
     return word.rstrip("/").rpartition("/")[2] if word.startswith(("/", "~", "..")) else word
