@@ -76,7 +76,8 @@ def test_both_cards_of_a_source_travel(tmp_path: Path) -> None:
     (source / "README.source.md").write_text("two")
     convert(source, tmp_path / "out", Target("nvfp4"), card=lambda manifest: "card")
     texts = {p.name: p.read_text() for p in (tmp_path / "out").glob("README*")}
-    assert texts == {"README.md": "card", "README.source.md": "two", "README.source.2.md": "one"}
+    assert texts.pop("README.md").startswith("card\n\n<!-- truecast.card/1\n"), "ours, with its seal"
+    assert texts == {"README.source.md": "two", "README.source.2.md": "one"}
 
 
 def test_files_of_a_linked_folder_travel_once(tmp_path: Path) -> None:
