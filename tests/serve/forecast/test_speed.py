@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.forecast_error import fit, residuals, unseen
+from truecast.checkpoint.source import open_checkpoint
 from truecast.errors import InputError, UsageError
 from truecast.serve.forecast import constants as c
 from truecast.serve.forecast.constants import FITTED
@@ -20,7 +21,7 @@ from truecast.serve.forecast.published import KIMI_K3, POINTS, SHAPES
 from truecast.serve.forecast.shape import shape_of
 from truecast.serve.forecast.speed import Forecast, forecast_speed, point_seconds, rate_between
 from truecast.serve.forecast.step import Load, step_seconds, visited_share
-from truecast.serve.stored_model import StoredModel
+from truecast.serve.stored_model import StoredModel, stored_model
 from truecast.serve.topology import read_topology
 
 GH200 = read_topology("gh200:8x4")
@@ -182,3 +183,10 @@ def test_forecasts_need_no_torch() -> None:
     names = ", ".join(f"truecast.serve.forecast.{name}" for name in ("memory", "speed", "ready"))
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_whose_steps_are_the_hosts_work_is_not_forecast() -> None:
+    """nano-K3: what these constants would say of it is 13 to 25 times what an H200 gave."""
+    nano = stored_model(open_checkpoint(Path(__file__).parents[3] / "examples" / "nano_k3" / "checkpoint"))
+    with pytest.raises(InputError, match=r"0\.0002 of Kimi-K3's arithmetic"):
+        forecast_speed(nano, read_topology("h200:1x1"), 1, 1, streams=8)

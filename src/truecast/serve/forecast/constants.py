@@ -98,6 +98,10 @@ ERROR, ERROR_OUTSIDE = 0.12, 0.30
 """Relative errors that the interval is made of. The first: four of five points of deployments that the fit had not seen
 are nearer. The second, for what is unlike every fitted deployment: the largest error on a machine it had not seen."""
 
+SMALLEST = 0.02
+"""Of Kimi-K3's arithmetic a token; nothing is forecast below. nano-K3, at 0.0002 of it, was forecast with some 2,900 tokens
+a second and stream on an H200 and ran at 119 to 220: its steps are the host's work."""
+
 REPLICA_LOSS = 0.14
 """Two replicas behind a router gave 35.7 tokens a second and stream where one replica's curve says 41.6 (GH200, W4AFP8,
 25 streams each)."""

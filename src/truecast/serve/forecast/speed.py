@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from truecast.errors import UsageError
+from truecast.errors import InputError, UsageError
 from truecast.serve.forecast import constants as c
 from truecast.serve.forecast.constants import FITTED, Fitted
 from truecast.serve.forecast.published import POINTS, SHAPES, Point
@@ -63,6 +63,12 @@ def forecast_speed(
     if not 1 <= accepted <= drafted + 1:
         raise UsageError(f"{accepted} tokens a step of {drafted} drafted", fix="between 1 and one more than drafted")
     shape = shape_of(model, kv_bytes=kv_bytes, state_bytes=state_bytes)
+    if (size := shape.flops / SHAPES["mxfp4"].flops) < c.SMALLEST:
+        raise InputError(
+            f"its speed cannot be forecast: a token takes {size:.1g} of Kimi-K3's arithmetic, and the host's work, which"
+            " bounds so small a model, was not fitted",
+            where=model.location,
+        )
     load = Load(topology, tp, ep, streams / replicas, drafted + 1, prompt + output / 2, dcp, tile_fixed)
     parts = step_seconds(shape, load, FITTED)
     token = token_seconds(shape, load, FITTED, accepted=accepted, prompt=prompt, output=output)
