@@ -31,8 +31,7 @@ from truecast.statistics.equivalence import Estimate
 from truecast.statistics.matched import matched_interval
 from truecast.statistics.student import t_quantile
 
-
-_ONE_WAY = 4
+_ONE_WAY = 3
 """At least this many times as many problems differ one way as the other: the least at which skewness is corrected for."""
 
 
