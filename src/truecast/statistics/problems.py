@@ -10,9 +10,10 @@ in ``error`` get one more, of the mean size of those that differ. Where each sid
 it is Tango's instead. Where no problem differs at all it is exact: up to what share of problems could be lost, or gained,
 outright and none of n show it? 1 - (alpha / 2)^(1/n).
 
-Where nearly all that differ differ one way (rare losses), mean and error rise together: by chance few losses, and the error
-is small too. There the far end is not nearer than mean -+ (t + (1 + 2 t^2) |skewness| / (6 sqrt(n))) error, the first term
-of t's Edgeworth expansion. Everywhere else the sample's skewness is mostly noise, which would only lengthen the interval.
+Where most that differ differ one way (rare losses), mean and error rise together: by chance few losses, and the error is
+small too. There the end on the side of the skewness is not nearer than mean -+ (t + (1 + 2 t^2) |skewness| / (6 sqrt(n)))
+error, the first term of t's Edgeworth expansion. Elsewhere a sample's skewness is mostly noise, which would only lengthen
+the interval.
 benchmarks/eval_coverage.py measures all four.
 Sources: Miller, arXiv 2411.00640, 2024; Johnson, J. American Statistical Association 73, 1978, 536-544 (skewness); clusters
 as in :mod:`truecast.statistics.clusters`.
@@ -40,7 +41,7 @@ class Difference:
     """The mean of d over problems. ``se``: plain clustered error. ``widened``: what intervals and power go by.
 
     ``groups``: problems, or groups of them, of which ``differing`` came out differently.
-    ``skew``: skewness of d over sqrt(groups), where nearly all that differ differ one way; else 0.
+    ``skew``: skewness of d over sqrt(groups), where most that differ differ one way; else 0.
     ``gained`` and ``lost``: where each d is -1, 0 or 1 and stands by itself, how many are 1 and -1; else None.
     """
 
