@@ -12,7 +12,8 @@ Columns, in percent of replications: ``covered``, 95% intervals that hold the tr
 ``false``, equivalence shown within +-loss, at the very edge of the margin (at most 5); ``score``, the interval of the
 reference's own score; ``bounds``, the interval with truncated answers right and wrong that holds the difference there
 would be without a token budget (at least 95).
-``one-sided``: the candidate fails a share of the problems outright and gains none; the hardest case for the error bar.
+``one-sided``: the candidate fails a share of the problems outright and gains none, or only the share ``gained``; the
+hardest case for the error bar.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class World:
     cut: float = 0.0
     clustered: bool = False
     one_sided: bool = False
+    gained: float = 0.0
 
     def chances(self, rng: np.random.Generator, count: int) -> tuple[F64, F64]:
         """Chance of a right answer ``[count, problems]`` on either side, without a token budget."""
@@ -56,8 +58,9 @@ class World:
         shape = (count, self.problems // each)
         a = rng.beta(self.accuracy * self.spread, (1 - self.accuracy) * self.spread, shape)
         if self.one_sided:
-            a = np.ones(shape)
-            return a, (rng.random(shape) >= self.loss).astype(np.float64)
+            at = rng.random(shape)
+            a, b = (right.astype(np.float64) for right in (at < 1 - self.gained, at >= self.loss + self.gained))
+            return np.repeat(a, each, axis=1), np.repeat(b, each, axis=1)
         anew = rng.beta(self.accuracy * self.spread, (1 - self.accuracy) * self.spread, shape)
         b = np.where(rng.random(shape) < self.apart, anew, a) * (1 - self.loss / self.accuracy)
         return np.repeat(a, each, axis=1), np.repeat(b, each, axis=1)
@@ -65,7 +68,7 @@ class World:
     def truth(self) -> tuple[float, float]:
         """Mean score of A, and mean of B less A, as scored: answers cut off are wrong."""
         if self.one_sided:
-            return 1.0, -self.loss
+            return 1 - self.gained, -self.loss
         mean, kept = self.accuracy, 1 - self.loss / self.accuracy
         square = mean * (mean * self.spread + 1) / (self.spread + 1)
         a = (1 - self.cut) * mean + self.cut * square
@@ -116,6 +119,11 @@ def worlds() -> Iterator[World]:
         yield World(n, k, loss, clustered=True)
     for n, k, loss in itertools.product((30, 100, 198), (1, 8), (0.03, 0.1)):
         yield World(n, k, loss, one_sided=True)
+    for n, k, loss in itertools.product((198, 500), (1, 8), (0.03, 0.1)):
+        yield World(n, k, loss, one_sided=True, gained=0.005)
+    for k, loss in itertools.product((1, 8), (0.03, 0.1)):
+        yield World(500, k, loss, one_sided=True)
+        yield World(500, k, loss, one_sided=True, clustered=True)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def test_one_answer_each_has_mcnemar() -> None:
     found = compare_evals(record(a), record(b))
     assert found["mcnemar"] == {"only_a": 9, "only_b": 3, "p": pytest.approx(stats.binomtest(3, 12).pvalue)}
     assert found["difference"]["within"] is None
-    assert found["difference"]["method"] == "score interval of matched pairs"
+    assert found["difference"]["method"] == "score interval of matched pairs, far end by skewness"
 
 
 def test_shares_and_several_answers_have_none() -> None:

@@ -106,7 +106,7 @@ def _figures(found: Difference | None, mean: float, pairs: Pairs) -> dict[str, A
         "tost_interval": list(found.interval(TOST_LEVEL)),
         "excludes_zero": not low <= 0 <= high,
         "between": between,
-        "method": method,
+        "method": method + (", far end by skewness" if found.skew else ""),
     }
 
 
