@@ -210,3 +210,14 @@ def test_commands_name_no_place_of_the_machine(out: Path, made: dict[str, Docume
     assert "`truecast launch THIS_FOLDER --topology h200:1x1 --sglang " in text
     last = text.partition("\ntruecast card . ")[2].partition("\n")[0]
     assert last.startswith("--verify records/verify.json ") and f"'{NATIVE}=records/bench.native.json'" in last
+
+
+def test_equal_answers_are_told_as_such(out: Path, made: dict[str, Document]) -> None:
+    """Of KL 0 at every position an excess below the floor would say nothing."""
+    made["audit.native"] |= {"kl": {"mean": 0.0, "interval": [0.0, 0.0]}, "top1": {"agreement": 1.0, "interval": None}}
+    floor = made["audit.native"]["floor"]["mean"]
+    made["audit.native"]["excess"] = {"mean": -floor, "interval": [-1.2 * floor, -0.8 * floor]}
+    del made["compare.audit"]
+    rows = {row.split(" | ")[0]: row for row in card(out, made).splitlines() if row.startswith("| ")}
+    assert "| 0 at every position |" in rows["| KL to the source (exact), nats/token"]
+    assert "| none |" in rows["| excess over the floor"] and "| 100% |" in rows["| same first choice"]

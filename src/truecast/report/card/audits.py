@@ -57,12 +57,27 @@ def audit_rows(records: Sequence[Record], columns: Sequence[str]) -> Iterator[Ro
         mark = numbered(number, len(found))
         how = "served" if served(same[0]) else "exact"
         least = ", at least" if same[0].get("estimator", "name") == "lower" else ""
-        yield row(f"KL to the source ({how}), nats/token{least}{mark}", same, columns,
-                  lambda r: with_interval(r, ("kl", "mean"), ("kl", "interval")))  # fmt: skip
+        yield row(f"KL to the source ({how}), nats/token{least}{mark}", same, columns, _kl)
         yield row(f"its noise floor{mark}", same, columns, _floor)
         yield row(f"excess over the floor{mark}", same, columns, _excess)
-        yield row(f"same first choice{mark}", same, columns,
-                  lambda r: with_interval(r, ("top1", "agreement"), ("top1", "interval"), percent))  # fmt: skip
+        yield row(f"same first choice{mark}", same, columns, _first_choice)
+
+
+def _equal(record: Record) -> bool:
+    """Did both sides give the same probabilities throughout? A KL is nowhere negative, so its mean says so."""
+    return not served(record) and record.number("kl", "mean") == 0
+
+
+def _kl(record: Record) -> Words:
+    if _equal(record):
+        return record.figure("kl", "mean"), " at every position"
+    return with_interval(record, ("kl", "mean"), ("kl", "interval"))
+
+
+def _first_choice(record: Record) -> Words:
+    if _equal(record):
+        return (record.figure("top1", "agreement", words=percent),)
+    return with_interval(record, ("top1", "agreement"), ("top1", "interval"), percent)
 
 
 def _floor(record: Record) -> Words:
@@ -70,6 +85,8 @@ def _floor(record: Record) -> Words:
 
 
 def _excess(record: Record) -> Words:
+    if _equal(record):
+        return ("none",)
     return with_interval(record, ("excess", "mean"), ("excess", "interval")) if record.get("excess") else (ABSENT,)
 
 
