@@ -20,9 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.deployment.chat import bodies, chat_folder, starts, write_lines
-from benchmarks.deployment.servers import FORMATS, STREAMS, NotReadyError, command, environment, serving
+from benchmarks.deployment.servers import FORMATS, STREAMS, NotReadyError, command, serving
 from benchmarks.deployment.table import records, table
-from benchmarks.sglang.__main__ import plug
+from benchmarks.sglang.__main__ import environment, plug
+from benchmarks.sglang.runs import Run
 
 ROOT = Path(__file__).parents[2]
 NANO = ROOT / "examples" / "nano_k3"
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 strict=True,
             )
         )
-    env = environment(options.site.resolve(), work, options.jit.resolve() if options.jit else None)
+    run = Run("deployment", "", "")  # all fixes of the plug-in, no variable of its own
+    env = environment(run, options.site.resolve(), work, options.jit.resolve() if options.jit else None)
     lines = {
         name: command(name, chat_folder(made[name], work / f"chat-{name}"), options.port + 100 * i, options.eager)
         for i, name in enumerate(formats)

@@ -49,16 +49,6 @@ def command(name: str, chat: Path, port: int, eager: bool) -> list[str]:
     ]
 
 
-def environment(site: Path, work: Path, jit: Path | None) -> dict[str, str]:
-    """Of a server: SGLang and the plug-in from ``site`` and ``work/plug``, nothing of this process's own path."""
-    out = {k: v for k, v in os.environ.items() if k != "TRUECAST_SGLANG"}
-    out |= {"PYTHONPATH": f"{work / 'plug'}:{site}", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-    out |= {"OMP_NUM_THREADS": "2", "FLASHINFER_WORKSPACE_BASE": str(work), "SGLANG_K3_AR_FUSION": "0"}
-    out |= {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "NCCL_NVLS_ENABLE": "0"}
-    out |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-    return out | ({} if jit is None else {"TVM_FFI_CACHE_DIR": str(jit)})
-
-
 @contextlib.contextmanager
 def serving(
     lines: Mapping[str, Sequence[str]], env: Mapping[str, str], logs: Path, limit: float

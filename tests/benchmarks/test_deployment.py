@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.deployment.chat import bodies, chat_folder, starts
-from benchmarks.deployment.servers import FORMATS, NotReadyError, command, environment, serving
+from benchmarks.deployment.servers import FORMATS, NotReadyError, command, serving
 from benchmarks.deployment.table import records, table
 
 NANO = Path(__file__).parents[2] / "examples" / "nano_k3"
@@ -79,8 +81,10 @@ def test_each_format_differs_in_its_kernels_only(tmp_path: Path) -> None:
 
 def test_a_server_that_ends_is_told_at_once(tmp_path: Path) -> None:
     line = [sys.executable, "-c", "raise SystemExit(3)", "--port", "9"]
-    env = environment(tmp_path, tmp_path, None)
-    with pytest.raises(NotReadyError, match="mxfp4: the server ended"), serving({"mxfp4": line}, env, tmp_path, 60):
+    with (
+        pytest.raises(NotReadyError, match="mxfp4: the server ended"),
+        serving({"mxfp4": line}, os.environ, tmp_path, 60),
+    ):
         pass
 
 
@@ -90,7 +94,7 @@ def test_servers_are_stopped_however_the_work_ends(tmp_path: Path) -> None:
         port = str(free.getsockname()[1])
     (tmp_path / "model_info").write_text("here")
     line = [sys.executable, "-c", _SERVE.format(folder=str(tmp_path)), "--port", port]
-    with pytest.raises(ZeroDivisionError), serving({"one": line}, environment(tmp_path, tmp_path, None), tmp_path, 60):
+    with pytest.raises(ZeroDivisionError), serving({"one": line}, os.environ, tmp_path, 60):
         raise ZeroDivisionError
     with socket.socket() as again, pytest.raises(ConnectionRefusedError):
         again.connect(("127.0.0.1", int(port)))
@@ -117,3 +121,44 @@ def test_the_table_holds_the_records_figures_and_nothing_it_lacks(tmp_path: Path
     assert "| aggregate tok/s, 8 streams | 300.0 | - |" in text
     assert "| served KL to native, nats/token | 0.00123 (0.00110 to 0.00140) | - |" in text
     assert "| its noise floor | - | - |" in text
+
+
+def test_the_published_table_is_what_the_records_say() -> None:
+    """docs/benchmarks.md against the records beside nano-K3's card: each figure rounded as the page has it."""
+    page = (
+        (NANO.parents[1] / "docs" / "benchmarks.md").read_text().split("## A deployment:")[1].split("\n- **Speed**")[0]
+    )
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    shown = {title: [list(map(float, re.findall(r"-?[\d.]+", cell))) for cell in cells] for title, *cells in rows}
+    at = NANO / "card" / "records"
+
+    def rounded(mean: float, ends: list[float], digits: int) -> list[float]:
+        return [round(value, digits) for value in (mean, *ends)]
+
+    for column, label in enumerate((".native", ".NVFP4", "")):
+        bench = json.loads((at / f"bench{label}.json").read_text())
+        for level in bench["levels"]:
+            streams = f"{level['concurrency']} streams"
+            for name, title, digits in (
+                ("stream", "tok/s per stream, median", 0),
+                ("aggregate", "aggregate tok/s", 0),
+                ("residual", "aggregate / (streams x mean)", 3),
+            ):
+                figure = level["figures"][name]
+                told = shown[f"{title}, {streams}"][column]
+                assert told == rounded(figure["value"], figure["interval_over_runs"], digits), (title, label)
+        scores = json.loads((at / f"eval{label}.json").read_text())["scores"]
+        told = shown["held-out dialogues, 8 answers each"][column]
+        assert told == rounded(100 * scores["score"], [100 * end for end in scores["interval"]], 1)
+    for column, label in ((1, ".NVFP4"), (2, "")):
+        served, exact = (json.loads((at / f"audit{label}{n}.json").read_text()) for n in ("", ".2"))
+        for title, figure, digits in (
+            ("KL to native through the server, nats/token", served["kl"], 5),
+            ("excess over the floor", served["excess"], 6 if column == 1 else 5),
+            ("exact KL of the weights, same text", exact["kl"], 5),
+        ):
+            told = shown[title][column]
+            assert told == rounded(figure["mean"], figure["interval"], digits)[: len(told)], (title, label)
+        assert shown["KL to native through the server, nats/token"][0] == rounded(
+            served["floor"]["mean"], served["floor"]["interval"], 5
+        )

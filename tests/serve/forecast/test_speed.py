@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from benchmarks.forecast_error import fit, residuals, unseen
+from truecast.bench.replicas import against_one
 from truecast.checkpoint.source import open_checkpoint
 from truecast.errors import InputError, UsageError
 from truecast.serve.forecast import constants as c
 from truecast.serve.forecast.constants import FITTED
 from truecast.serve.forecast.published import KIMI_K3, POINTS, SHAPES
 from truecast.serve.forecast.shape import shape_of
-from truecast.serve.forecast.speed import Forecast, forecast_speed, point_seconds, rate_between
+from truecast.serve.forecast.speed import Forecast, forecast_speed, point_seconds
 from truecast.serve.forecast.step import Load, step_seconds, visited_share
 from truecast.serve.stored_model import StoredModel, stored_model
 from truecast.serve.topology import read_topology
@@ -124,13 +125,15 @@ def test_replicas_run_at_their_share_and_the_published_pair_lies_within(k3: Stor
 
 
 def test_replicas_from_a_measured_curve() -> None:
-    curve = {20: 43.6, 50: 34.1}
-    assert rate_between(curve, 25) == pytest.approx(41.7, abs=0.1)
-    assert 1 - 35.7 / rate_between(curve, 25) == pytest.approx(c.REPLICA_LOSS, abs=0.01)
-    assert rate_between(curve, 20) == pytest.approx(43.6)
-    assert rate_between(curve, 50) == pytest.approx(34.1)
-    with pytest.raises(UsageError, match="outside"):
-        rate_between(curve, 51)
+    """The constant is what ``bench --replicas`` makes of the published figures."""
+    curve = {20.0: 43.6, 50.0: 34.1}
+    found = against_one(35.7, 50, 2, curve)
+    assert found["expected"] == pytest.approx(41.7, abs=0.1)
+    assert 1 - found["ratio"] == pytest.approx(c.REPLICA_LOSS, abs=0.01)
+    assert against_one(35.7, 40, 2, curve)["expected"] == pytest.approx(43.6)
+    assert against_one(35.7, 100, 2, curve)["expected"] == pytest.approx(34.1)
+    beyond = against_one(35.7, 102, 2, curve)
+    assert beyond["expected"] is None and "not around 51" in beyond["reason"]
 
 
 def test_more_streams_are_slower_each_and_faster_together(k3: StoredModel) -> None:

@@ -119,18 +119,6 @@ def point_seconds(point: Point, fitted: Fitted) -> float:
     )  # fmt: skip
 
 
-def rate_between(curve: Mapping[int, float], streams: float) -> float:
-    """Tokens a second and stream at a concurrency between measured ones: the time of a token is taken as linear in the
-    number of streams. For replicas, ask for the streams of one. Raises: UsageError outside of what was measured."""
-    known = sorted(curve)
-    if len(known) < 2 or not known[0] <= streams <= known[-1]:
-        raise UsageError(f"{streams:g} streams lie outside of the measured {known}")
-    upper = next(n for n in known[1:] if n >= streams)
-    lower = known[known.index(upper) - 1]
-    part = (streams - lower) / (upper - lower)
-    return 1 / ((1 - part) / curve[lower] + part / curve[upper])
-
-
 def _unlike(model: StoredModel, shape: Shape, load: Load) -> Iterator[str]:
     """Why no fitted deployment is like it."""
     if model.family != "kimi_k3":
